@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from pipeline.run import keys
 from pipeline.run.commit import MOST_BYTES, CorruptObjectError, read_data
+from pipeline.run.parse import same
 from pipeline.run.plan import find_step_plans
 from pipeline.store import ObjectExistsError, ObjectMissingError, Store
 from pipeline.traces.format.chunks import check_size
@@ -111,8 +112,8 @@ def check_recorded(run: Store, target: Store, step: int) -> None:
     """
     refuse_pruned(target, step)
     used = _used(run, step)
-    _refuse_other(run, target, used)
-    for ref in _incomplete(run, target, used):
+    there = _same_step(run, target, used)
+    for ref in _incomplete(run, target, used, there):
         raise ObjectMissingError(
             f"{ref.key} in {target.uri}: this object or its commit {ref.commit} does not exist; "
             "let the run write it"
@@ -163,9 +164,9 @@ def seal_copy(
     """
     step = manifest.step
     if target.size(keys.manifest(step)) is not None:
-        _refuse_other(source, target, manifest)
+        there = _same_step(source, target, manifest)
         if not is_pruned(target, step):
-            _complete(source, target, manifest)
+            _complete(source, target, manifest, there)
         return
     manifest = digested(source, manifest)
     commits = Commits(source)
@@ -177,13 +178,13 @@ def seal_copy(
     for commit in sorted({ref.commit for ref in manifest.files}):  # after the files they name
         _put(target, renamed(commit), source.read(commit))
     write_manifest(target, replace(manifest, files=tuple(refs), training=False))
-    _refuse_other(source, target, manifest)  # another writer may have sealed the step first
+    _same_step(source, target, manifest)  # another writer may have sealed the step first
 
 
-def _complete(source: Store, target: Store, manifest: Manifest) -> None:
+def _complete(source: Store, target: Store, manifest: Manifest, there: Manifest) -> None:
     """Copy the files and commits that the target's sealed step lacks."""
     ours = {ref.sha256: number for number, ref in enumerate(manifest.files)}
-    for ref in _incomplete(source, target, manifest):
+    for ref in _incomplete(source, target, manifest, there):
         number = ours.get(ref.sha256)
         if number is None:
             raise ObjectMissingError(
@@ -196,8 +197,8 @@ def _complete(source: Store, target: Store, manifest: Manifest) -> None:
         _put(target, ref.commit, source.read(manifest.files[number].commit))
 
 
-def _incomplete(source: Store, target: Store, manifest: Manifest) -> list[FileRef]:
-    """Return the files of the target's sealed step that do not exist, or whose commit does not.
+def _incomplete(source: Store, target: Store, manifest: Manifest, there: Manifest) -> list[FileRef]:
+    """Return the files of `there`, the target's step, that do not exist or whose commit does not.
 
     Raises CorruptObjectError for a file whose size differs from that of the source's file, or, if
     the source has no such file, from the size in its commit. Files are looked up in lists of both
@@ -205,13 +206,13 @@ def _incomplete(source: Store, target: Store, manifest: Manifest) -> list[FileRe
     """
     found, theirs = _sizes(target, manifest.step), _sizes(source, manifest.step)
     copied = {ref.sha256: ref.key for ref in manifest.files}
-    head, commits = open_manifest(target, manifest.step).head, Commits(target)
+    commits = Commits(target)
     incomplete = []
-    for number, ref in enumerate(head.files):
+    for number, ref in enumerate(there.files):
         if ref.key not in found or ref.commit not in found:
             incomplete.append(ref)
         elif ref.sha256 not in copied:
-            check_size(target, open_file(target, head, number, commits)[0])
+            check_size(target, open_file(target, there, number, commits)[0])
         elif theirs.get(copied[ref.sha256], found[ref.key]) != found[ref.key]:
             key = copied[ref.sha256]
             raise CorruptObjectError(
@@ -227,8 +228,8 @@ def _sizes(store: Store, step: int) -> dict[str, int]:
     return {info.key: info.size for info in listed if not info.problem}
 
 
-def _refuse_other(source: Store, target: Store, manifest: Manifest) -> None:
-    """Raise TraceError unless the target's sealed step has the same samples and routes.
+def _same_step(source: Store, target: Store, manifest: Manifest) -> Manifest:
+    """Return the target's sealed step. Raises TraceError for other samples or routes.
 
     `manifest` is the source's step from `_used`. If the target has copies of its files, only the
     rows are compared. Otherwise, the samples and routes are read, unless they were pruned.
@@ -260,6 +261,7 @@ def _refuse_other(source: Store, target: Store, manifest: Manifest) -> None:
         )
     if not copies and kept and not is_pruned(target, manifest.step):
         _refuse_other_samples(source, target, manifest, there)
+    return there
 
 
 def _refuse_other_samples(
@@ -285,7 +287,7 @@ def _same(found: Any, expected: Any) -> bool:
     """Return whether two values of a sample's field are equal; unknown log-probs (NaN) are."""
     if isinstance(found, np.ndarray):
         return np.array_equal(found, expected, equal_nan=found.dtype.kind == "f")
-    return bool(found == expected)
+    return same(found, expected)
 
 
 def _put(target: Store, key: str, data: bytes) -> None:

@@ -160,8 +160,8 @@ def _verify_shards(
     sealed = keys.manifest(step) in {info.key for info in infos}
     # A recorded set leaves out the engine's routes if the trainer recorded routes. Their files are
     # copied before the shards' commits.
-    copying = not sealed and any("/training/" in info.key for info in infos)
-    copying = copying and store.size(keys.run_json()) is None
+    trainers = any("/training/" in info.key for info in infos)
+    copying = trainers and not sealed and store.size(keys.run_json()) is None
     for info in infos:
         if _SHARD.search(info.key) is None:
             continue
