@@ -76,7 +76,7 @@ class Model(Section):
     path: str = Field(
         json_schema_extra=INPUT,
         description=f"Folder (a path or {REMOTE_URI}) with a Hugging Face config, safetensors "
-        "files and a tokenizer, or the model's id on the Hugging Face Hub.",
+        "files and a tokenizer.json, or the model's id on the Hugging Face Hub.",
     )
 
 
@@ -106,9 +106,22 @@ class Rollout(LogProbCut):
 
     name: Literal["vllm"] = Field("vllm", description="The inference engine.")
     n: int = Field(8, ge=1, description="Samples per prompt (the size of a group).")
-    temperature: float = Field(1.0, gt=0, description="Sampling temperature.")
-    top_p: float = Field(1.0, gt=0, le=1, description="Nucleus sampling; 1: off.")
-    top_k: int = Field(-1, ge=-1, description="Top-k sampling; -1: off.")
+    temperature: float = Field(
+        1.0,
+        ge=0.01,
+        description="Sampling temperature. The minimum is vLLM's, which would sample at 0.01 where "
+        "the trainer divides by less.",
+    )
+    top_p: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="Nucleus sampling; only 1 (off), because the trainer's log-probs refer to the "
+        "entire vocabulary.",
+    )
+    top_k: int = Field(
+        -1, ge=-1, description="Top-k sampling; only -1 (off), for the same reason."
+    )
     enable_rollout_routing_replay: bool = Field(
         False, description="Record the engine's routing. R3 requires this setting."
     )

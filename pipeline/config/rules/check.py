@@ -22,7 +22,7 @@ from pipeline.config.rules.megatron_options import option_problems
 from pipeline.config.rules.overrides import override_problems
 from pipeline.config.rules.pods import InstalledGpus, gpu_problems
 from pipeline.config.rules.rates import rate_notes, rate_problems
-from pipeline.config.rules.replay import replay_notes, replay_problems
+from pipeline.config.rules.replay import replay_notes, replay_problems, sampling_problems
 from pipeline.config.rules.transformer_rules import field_problems, intended_fields
 from pipeline.config.tree import RunConfig
 from pipeline.errors import InputError
@@ -79,6 +79,7 @@ def config_problems(
     problems += _store_problems(config)
     problems += _recorded_set_problems(config)
     problems += replay_problems(config, hf_config, geometry)
+    problems += sampling_problems(config)
     problems += layout_problems(config, hf_config, geometry)
     problems += override_problems(megatron.override_transformer_config)
     problems += activation_problems(megatron)

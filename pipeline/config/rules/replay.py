@@ -1,10 +1,10 @@
-"""Rules for replay and recording: which settings and models they are compatible with.
+"""Rules for replay, recording and sampling: which settings and models they are compatible with.
 
 docs/replay.md gives the reasons. transformer_rules.py lists the fields of Megatron-core that are
 incompatible with replay.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pipeline.config.tree import RunConfig
@@ -47,8 +47,6 @@ def replay_problems(
             "the families "
             f"{', '.join(name for name, family in FAMILIES.items() if family.moe)}"
         )
-    if replay.mode != "disabled":
-        problems += _sampling_problems(config)
     return problems
 
 
@@ -76,15 +74,19 @@ def _unreplayed_notes(config: RunConfig) -> list[str]:
     return [f"{_RECORD}: the engine's routes are recorded, but not replayed ({_MODE} is disabled)"]
 
 
-def _sampling_problems(config: RunConfig) -> list[str]:
+def sampling_problems(config: RunConfig) -> Iterator[str]:
+    """Yield a problem for each setting that restricts sampling in training rollouts.
+
+    The engine's log-probs refer to the tokens that such a setting keeps, and the trainer's to the
+    entire vocabulary. No loss or correction can tell this difference from a change of the policy.
+    """
     rollout = config.actor_rollout_ref.rollout
     why = (
-        "with replay, the engine's log-probs must refer to the full distribution, "
-        "not to the part that sampling keeps"
+        "the engine's log-probs would refer only to the tokens that it keeps, and the trainer's to "
+        "the entire vocabulary, so the importance ratios would be wrong"
     )
-    problems = []
+    fix = f"or leave it out; validation may use {_ROLLOUT}.val_kwargs"
     if rollout.top_p < 1:
-        problems.append(f"{_ROLLOUT}.top_p: found {rollout.top_p}; {why}; write 1.0")
+        yield f"{_ROLLOUT}.top_p: found {rollout.top_p}; {why}; write 1.0, {fix}.top_p"
     if rollout.top_k > 0:
-        problems.append(f"{_ROLLOUT}.top_k: found {rollout.top_k}; {why}; write -1")
-    return problems
+        yield f"{_ROLLOUT}.top_k: found {rollout.top_k}; {why}; write -1, {fix}.top_k"

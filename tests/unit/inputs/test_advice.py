@@ -151,11 +151,11 @@ SETTINGS: dict[str, tuple[tuple[str, ...], str, tuple[str, ...]]] = {
         (f"{ROLLOUT}.enable_rollout_routing_replay=True",),
     ),
     "top_p": (
-        (f"{REPLAY}.mode=R2", f"{ROLLOUT}.top_p=0.9"),
+        (f"{ROLLOUT}.top_p=0.9",),
         "write 1.0",
         (f"{ROLLOUT}.top_p=1.0",),
     ),
-    "top_k": ((f"{REPLAY}.mode=R2", f"{ROLLOUT}.top_k=5"), "write -1", (f"{ROLLOUT}.top_k=-1",)),
+    "top_k": ((f"{ROLLOUT}.top_k=5",), "write -1", (f"{ROLLOUT}.top_k=-1",)),
     "dropout": (
         (f"{MEGATRON}.override_transformer_config.hidden_dropout=0.1",),
         "write 0.0",

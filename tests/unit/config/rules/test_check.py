@@ -7,6 +7,7 @@ import pytest
 
 from pipeline.config.rules.check import config_problems, rank_notes
 from pipeline.config.rules.pods import InstalledGpus
+from pipeline.errors import InputError
 from tests.unit.config.settings import (
     ACTOR,
     MEGATRON,
@@ -28,6 +29,49 @@ from tests.unit.config.settings import (
 def test_minimal_settings_pass(tmp_path, mode):
     assert problems(tmp_path, f"{REPLAY}.mode={mode}") == []
     assert notes(tmp_path, f"{REPLAY}.mode={mode}") == []
+
+
+class TestSampling:
+    """The engine's log-probs must refer to the distribution that the trainer computes."""
+
+    MODES = (
+        (),
+        R3,
+        (f"{REPLAY}.mode=R2",),
+        ("algorithm.rollout_correction.bypass_mode=True",),
+        ("algorithm.rollout_correction.preset=bypass_pg_is",),
+    )
+
+    @pytest.mark.parametrize("mode", MODES)
+    @pytest.mark.parametrize(("setting", "fix"), [("top_p=0.9", "1.0"), ("top_k=20", "-1")])
+    def test_renormalised_rollouts_are_refused_in_every_mode(self, tmp_path, mode, setting, fix):
+        name, value = setting.split("=")
+        problem = the_problem(tmp_path, *mode, f"{ROLLOUT}.{setting}")
+        assert problem.startswith(f"{ROLLOUT}.{name}: found {value}; ")
+        assert f"write {fix}, " in problem
+        assert f"{ROLLOUT}.val_kwargs.{name}" in problem
+
+    @pytest.mark.parametrize("setting", ["top_p=1.0", "top_k=-1", "top_k=0", "temperature=0.01"])
+    def test_the_entire_distribution_passes(self, tmp_path, setting):
+        assert problems(tmp_path, f"{ROLLOUT}.{setting}") == []
+
+    def test_validation_is_free(self, tmp_path):
+        free = [f"{ROLLOUT}.val_kwargs.{key}" for key in ("top_p=0.9", "top_k=20")]
+        assert problems(tmp_path, *free) == []
+
+    def test_a_temperature_that_vllm_would_raise_is_refused(self, tmp_path):
+        """vLLM samples at 0.01 instead, while the trainer divides by the given temperature."""
+        with pytest.raises(InputError) as caught:
+            problems(tmp_path, f"{ROLLOUT}.temperature=0.005")
+        assert f"{ROLLOUT}.temperature" in str(caught.value)
+
+    @pytest.mark.parametrize(
+        "argument", ["override_generation_config", "generation_config", "logits_processors"]
+    )
+    def test_the_engine_takes_no_other_sampling_parameters(self, tmp_path, argument):
+        """Penalties, min_p, bad words and logit biases could only come from these arguments."""
+        given = f"{ROLLOUT}.engine_kwargs.vllm.{argument}={{min_p: 0.1}}"
+        assert argument in the_problem(tmp_path, given)
 
 
 class TestReplay:
@@ -104,15 +148,6 @@ class TestReplay:
         graphs = f"{OVERRIDE}={{cuda_graph_impl: transformer_engine, cuda_graph_scope: SCOPE}}"
         assert problems(tmp_path, *R3, graphs.replace("SCOPE", "[attn]")) == []
         assert the_problem(tmp_path, *R3, graphs.replace("SCOPE", "[attn, moe_router]"))
-
-    @pytest.mark.parametrize(("setting", "fix"), [("top_p=0.9", "1.0"), ("top_k=20", "-1")])
-    def test_renormalised_sampling_is_refused(self, tmp_path, setting, fix):
-        name, value = setting.split("=")
-        assert the_problem(tmp_path, *R3, f"{ROLLOUT}.{setting}") == (
-            f"{ROLLOUT}.{name}: found {value}; with replay, the engine's log-probs must refer to "
-            f"the full distribution, not to the part that sampling keeps; write {fix}"
-        )
-        assert problems(tmp_path, f"{ROLLOUT}.{setting}") == []
 
     @pytest.mark.parametrize(
         "settings",
