@@ -35,6 +35,7 @@ from pipeline.traces.format.domain import check_line
 from pipeline.traces.format.types import Routes, VersionSpan
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
     from vllm import LLM, RequestOutput, SamplingParams
     from vllm.logprobs import FlatLogprobs
     from vllm.outputs import WeightVersionSpan
@@ -89,7 +90,12 @@ class RolloutEngine:
         self._on_cpu = current_platform.is_cpu()
         _require_build(self._on_cpu)
         self._llm = _start(folder, rollout, routes, max_model_len, eager, self._on_cpu)
-        self._tokenizer = self._llm.get_tokenizer()
+        # Imported here because HF_HUB_OFFLINE must be set first.
+        from pipeline.model.tokenizer import read_tokenizer
+
+        tokenizer = read_tokenizer(folder)
+        self._decoder: Tokenizer = tokenizer.backend_tokenizer
+        self._end_tokens = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
         self._tensors = _tensor_names(folder)
         self._decoder_layers = self._llm.model_config.get_total_num_hidden_layers()
         if geometry is not None:
@@ -152,7 +158,8 @@ class RolloutEngine:
         try:
             for request in requests:
                 prompt = tokens_input(list(request.prompt_tokens))
-                engine.add_request(request.id, prompt, _sampling_params(request, sampling))
+                params = _sampling_params(request, sampling, self._end_tokens)
+                engine.add_request(request.id, prompt, params)
                 left[request.id] = request
             while left:
                 for output in engine.step():
@@ -182,7 +189,7 @@ class RolloutEngine:
 
     def text(self, tokens_G: npt.NDArray[np.uint32]) -> str:
         """Decode a response without special tokens; may run in parallel with `generate`."""
-        return self._tokenizer.decode(tokens_G.tolist(), skip_special_tokens=True)
+        return str(self._decoder.decode(tokens_G.tolist(), skip_special_tokens=True))
 
     def close(self) -> None:
         """Shut down the engine and its processes. This process may then start another engine."""
@@ -278,6 +285,9 @@ def _start(
         # Log-probs under the distribution from which tokens are sampled: after temperature, top-p
         # and top-k.
         "logprobs_mode": "processed_logprobs",
+        # The engine gets and returns token ids. A tokenizer of its own could be a different one,
+        # because vLLM lets tokenizer_config.json choose the class.
+        "skip_tokenizer_init": True,
         "seed": 0,  # every request has its own seed
     }
     return LLM(str(folder), **({"use_tqdm_on_load": False} | given | fixed | arguments))
@@ -307,7 +317,9 @@ def _tokens(ended: int, unfinished: "OutputProcessor") -> int:
     )
 
 
-def _sampling_params(request: Request, sampling: Sampling) -> "SamplingParams":
+def _sampling_params(
+    request: Request, sampling: Sampling, end_tokens: list[int]
+) -> "SamplingParams":
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -318,6 +330,7 @@ def _sampling_params(request: Request, sampling: Sampling) -> "SamplingParams":
         top_p=sampling.top_p,
         top_k=sampling.top_k,
         max_tokens=sampling.max_tokens,
+        stop_token_ids=end_tokens,  # vLLM adds those of generation_config.json
         logprobs=0,  # only the log-prob of the sampled token
         flat_logprobs=True,
         detokenize=False,  # `text` decodes the complete response, rather than token by token

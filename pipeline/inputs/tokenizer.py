@@ -5,19 +5,15 @@ from pathlib import Path
 from typing import Any
 
 from jinja2.exceptions import TemplateError
-from transformers import PreTrainedTokenizerFast
 
 from pipeline.errors import InputError
+from pipeline.model.tokenizer import read_tokenizer
 
 _KEY = "actor_rollout_ref.model.path"
 
 
 class ChatTokenizer:
-    """The tokenizer.json and chat template of a model's folder.
-
-    Transformers' AutoTokenizer is not used, because it imports torch if torch is installed. The
-    generic tokenizer class returns the same ids, because they depend only on tokenizer.json.
-    """
+    """The tokenizer.json and chat template of a model's folder."""
 
     def __init__(self, folder: Path) -> None:
         """Raise InputError if the tokenizer or its template is missing or cannot be read."""
@@ -29,12 +25,10 @@ class ChatTokenizer:
                 ]
             )
         try:
-            self._tokenizer: Any = PreTrainedTokenizerFast.from_pretrained(
-                folder, local_files_only=True
-            )
+            self._tokenizer = read_tokenizer(folder)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise InputError(
-                [f"{_KEY}: the tokenizer in {folder} cannot be read: {error}"]
+                [f"{_KEY}: the tokenizer in {folder} cannot be used: {error}"]
             ) from error
         if self._tokenizer.chat_template is None:
             raise InputError(

@@ -4,7 +4,6 @@ from typing import Any, TypeVar
 from vllm.config import ModelConfig
 from vllm.outputs import RequestOutput as RequestOutput
 from vllm.sampling_params import SamplingParams as SamplingParams
-from vllm.tokenizers import TokenizerLike
 from vllm.v1.engine.llm_engine import LLMEngine
 
 __version__: str
@@ -14,7 +13,6 @@ class LLM:
     llm_engine: LLMEngine
     model_config: ModelConfig
     def __init__(self, model: str, **kwargs: Any) -> None: ...
-    def get_tokenizer(self) -> TokenizerLike: ...
     def collective_rpc(
         self,
         method: str | Callable[..., _R],

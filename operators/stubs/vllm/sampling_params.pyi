@@ -13,6 +13,7 @@ class SamplingParams:
         top_p: float,
         top_k: int,
         max_tokens: int | None,
+        stop_token_ids: list[int],
         logprobs: int | None,
         flat_logprobs: bool,
         detokenize: bool,

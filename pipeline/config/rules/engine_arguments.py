@@ -77,6 +77,9 @@ _REASONS: dict[str, str] = {
         "skip_tokenizer_init tokenizer_mode trust_remote_code config_format revision code_revision "
         "hf_token tokenizer_revision download_dir"
     ),
+    "the engine has no tokenizer: it gets and returns token ids": (
+        "reasoning_config reasoning_parser reasoning_parser_plugin"
+    ),
     "Retrace uses its own classes here, to record routes": (
         "worker_cls worker_extension_cls scheduler_cls"
     ),
@@ -122,8 +125,7 @@ mm_processor_kwargs mm_shm_cache_max_object_size_mb mm_tensor_ipc moe_backend
 num_gpu_blocks_override numa_bind numa_bind_cpus numa_bind_nodes optimization_level
 otlp_traces_endpoint per_request_spec_decode_metrics performance_mode prefill_schedule_interval
 prefix_cache_retention_interval prefix_caching_hash_algo prefix_match_unit profiler_config
-ray_workers_use_nsight reasoning_config reasoning_parser reasoning_parser_plugin
-renderer_num_workers replayssm_buffer_len safetensors_load_strategy
+ray_workers_use_nsight renderer_num_workers replayssm_buffer_len safetensors_load_strategy
 safetensors_prefetch_block_size safetensors_prefetch_num_threads scheduler_reserve_full_isl
 scheduling_policy show_hidden_metrics_for_version shutdown_timeout skip_mm_profiling
 sleep_mode_offload_cudagraph sleep_preserve_parameter_names sparse_indexer_topk_backend

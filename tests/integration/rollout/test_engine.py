@@ -1,9 +1,12 @@
 """The engine compared with an independent forward pass: routes, log-probs and reloading."""
 
+import json
 from contextlib import closing
+from pathlib import Path
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
 
 from operators.rollout.engine import RolloutEngine, _sampling_params, is_eager
 from operators.rollout.types import Request, RolloutError
@@ -37,9 +40,23 @@ SETTINGS = Rollout(
 
 @pytest.fixture(scope="module")
 def policies(tmp_path_factory):
-    """Make two policies for one model whose first layer is dense."""
+    """Make two policies for one model whose first layer is dense.
+
+    Their tokenizer_config.json names a class of another family, and is the only file with an end
+    token.
+    """
     root = tmp_path_factory.mktemp("policies")
-    return [make_tiny(root / str(i), "qwen3_moe_dense_first", seed=i) for i in range(2)]
+    folders = [make_tiny(root / str(i), "qwen3_moe_dense_first", seed=i) for i in range(2)]
+    for folder in folders:
+        set_in(folder / "tokenizer_config.json", tokenizer_class="LlamaTokenizerFast")
+        set_in(folder / "config.json", eos_token_id=None)
+        set_in(folder / "generation_config.json", eos_token_id=None)
+    return folders
+
+
+def set_in(path: Path, **values: object) -> None:
+    """Set values in a JSON file."""
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
 @pytest.fixture(scope="module")
@@ -138,6 +155,7 @@ def test_routes_and_logprobs_equal_an_independent_forward(engine, references, wi
         assert generation.version_spans == (VersionSpan(0, 0, len(generation.tokens_G)),)
         assert generation.finish_reason in ("stop", "length")
         assert (generation.finish_reason == "stop") == (generation.tokens_G[-1] == 0)
+        assert 0 not in generation.tokens_G[:-1]
 
 
 def test_a_sample_depends_only_on_its_seed(engine):
@@ -151,7 +169,13 @@ def test_a_sample_depends_only_on_its_seed(engine):
     assert len({generation.tokens_G.tobytes() for generation in generations}) == len(asked)
     [alone] = generate(engine, asked[2:3], SAMPLING)
     np.testing.assert_array_equal(alone.tokens_G, generations[2].tokens_G)
-    assert "<|" not in engine.text(alone.tokens_G)
+
+
+def test_rewards_get_the_text_of_the_trace_without_special_tokens(engine, policies):
+    tokenizer = Tokenizer.from_file(str(policies[0] / "tokenizer.json"))
+    tokens = [*tokenizer.encode("2+7=9 3 +8 , \u00e9").ids, 0]
+    assert tokenizer.decode(tokens, skip_special_tokens=False) == "2+7=9 3 +8 , \u00e9<|end|>"
+    assert engine.text(np.array(tokens, np.uint32)) == "2+7=9 3 +8 , \u00e9"
 
 
 def test_responses_are_yielded_as_they_finish(engine):
@@ -169,7 +193,7 @@ def test_responses_are_yielded_as_they_finish(engine):
     assert unfinished[-1] == 0
     outputs = engine._llm.generate(
         [{"prompt_token_ids": list(request.prompt_tokens)} for request in asked],
-        [_sampling_params(request, SAMPLING) for request in asked],
+        [_sampling_params(request, SAMPLING, [0]) for request in asked],
         use_tqdm=False,
     )
     assert [found[request.id] for request in asked] == [o.outputs[0].token_ids for o in outputs]

@@ -9,7 +9,7 @@ from tests.unit.inputs.small_inputs import error_with_file
     ("name", "content", "message"),
     [
         ("tokenizer.json", None, "has no tokenizer.json; create one with transformers"),
-        ("tokenizer.json", "{}", "cannot be read: "),
+        ("tokenizer.json", "{}", "cannot be used: "),
         ("chat_template.jinja", None, "has no chat template; add chat_template.jinja"),
         ("chat_template.jinja", "{{ raise_exception('no') }}", "the model's chat template "
          "refuses the prompt: no"),

@@ -39,6 +39,7 @@ def test_on_gpus_vllm_records_routes_natively(vllm):
     assert found["enforce_eager"] is False
     assert found["enable_prefix_caching"] is True
     assert found["logprobs_mode"] == "processed_logprobs"
+    assert found["skip_tokenizer_init"] is True
     assert "block_size" not in found
 
 
