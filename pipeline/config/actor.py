@@ -253,7 +253,9 @@ class Actor(Section):
     )
     entropy_coeff: float = Field(0.0, ge=0, description="Weight of the entropy bonus.")
     use_kl_loss: bool = Field(
-        False, description="Add a term to the loss: the KL to the reference policy (policy 0)."
+        False,
+        description="Add a term to the loss: the KL to the reference policy (policy 0). The "
+        "reference routes natively, so with R3 the KL includes the difference in routing.",
     )
     kl_loss_coef: float = Field(0.001, ge=0, description="Weight of the KL loss.")
     kl_loss_type: Literal["low_var_kl", "kl", "mse", "abs"] = Field(

@@ -200,7 +200,8 @@ class Algorithm(Section):
         False,
         json_schema_extra=formerly(False),
         description="Subtract kl_ctrl.kl_coef times the KL to the reference policy (policy 0) from "
-        "each token's score, before advantages are computed.",
+        "each token's score, before advantages are computed. With R3, this KL includes the "
+        "difference in routing, as with use_kl_loss.",
     )
     kl_penalty: KlEstimator = Field(
         "kl",

@@ -119,9 +119,7 @@ class Rollout(LogProbCut):
         description="Nucleus sampling; only 1 (off), because the trainer's log-probs refer to the "
         "entire vocabulary.",
     )
-    top_k: int = Field(
-        -1, ge=-1, description="Top-k sampling; only -1 (off), for the same reason."
-    )
+    top_k: int = Field(-1, ge=-1, description="Top-k sampling; only -1 (off), for the same reason.")
     enable_rollout_routing_replay: bool = Field(
         False, description="Record the engine's routing. R3 requires this setting."
     )

@@ -72,6 +72,12 @@ CORRECTIONS = Group(
             "[corrections.md](corrections.md#metrics) explains all metrics in this section.",
         ),
         Metric(
+            f"{_P}dropped_fraction",
+            "share",
+            "Tokens left out of the loss because a log-prob is NaN or infinite: the trainer's, or "
+            "the engine's if a correction or `bypass_mode` uses it.",
+        ),
+        Metric(
             f"{_P}{{training_ppl,rollout_ppl}}",
             "",
             "Mean perplexity of the sequences under the trainer, and under the engine.",

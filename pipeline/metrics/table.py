@@ -122,13 +122,16 @@ GROUPS = (
             Metric(
                 "actor/kl_loss",
                 "nats",
-                "KL to the reference, estimated with `kl_loss_type`; not scaled by `kl_loss_coef`.",
+                "KL to the reference, estimated with `kl_loss_type`; not scaled by `kl_loss_coef`. "
+                "The reference routes natively, so with R3 the KL includes the difference in "
+                "routing and is above 0 even before training.",
             ),
             Metric(
                 "actor/reward_kl_penalty",
                 "nats",
                 "KL to the reference that `use_kl_in_reward` subtracts, estimated with "
-                "`kl_penalty`.",
+                "`kl_penalty`. With R3, it includes the difference in routing, as `actor/kl_loss` "
+                "does.",
             ),
             Metric(
                 "actor/reward_kl_penalty_coeff",
@@ -155,7 +158,9 @@ GROUPS = (
             Metric(
                 "update/skipped_empty",
                 "mini-batches",
-                "Mini-batches skipped because all their tokens are masked or have no advantage.",
+                "Mini-batches skipped because all their tokens are masked. A mini-batch whose "
+                "advantages are all 0 is not skipped: as in verl, the KL, entropy and auxiliary "
+                "losses, momentum and weight decay still change the weights.",
             ),
         ),
     ),

@@ -29,7 +29,11 @@ def read_tokenizer(folder: Path) -> Any:
             raise ValueError(
                 f"tokenizer_config.json or added_tokens.json has token {id} as {text!r} with "
                 f"special={special}, but tokenizer.json has "
-                + ("no such added token" if id not in own else "{!r} with special={}".format(*own[id]))
+                + (
+                    "no such added token"
+                    if id not in own
+                    else "{!r} with special={}".format(*own[id])
+                )
                 + "; make tokenizer.json agree, for example with transformers: "
                 "PreTrainedTokenizerFast.from_pretrained(folder).save_pretrained(folder)"
             )

@@ -17,7 +17,6 @@ from operators.training.passes.logprob_pass import LogProbs
 from operators.training.passes.share import of_all_ranks
 from operators.training.rank import Rank
 from pipeline.rl.corrections.apply import Corrected, Sampled, correct, normalized
-from pipeline.rl.corrections.forms import Correction
 from pipeline.rl.corrections.tally import Tally
 
 Masks = Mapping[str, npt.NDArray[np.bool_]]
@@ -38,7 +37,7 @@ def correct_step(rank: Rank, data: StepData, old: LogProbs, mask: Masks) -> Corr
         Weights and mask, [T] each, and their statistics.
     """
     correction = rank.config.algorithm.rollout_correction.correction
-    corrected = _correct(correction, data, old, mask)
+    corrected = _correct(rank, data, old, mask)
     if not correction.normalized:
         return corrected
     group = rank.position.samples_group
@@ -85,11 +84,11 @@ def correct_samples(rank: Rank, data: StepData, current: LogProbs, mask: Masks) 
     Returns:
         Weights and mask, [T] each, in the order of `current`.
     """
-    correction = rank.config.algorithm.rollout_correction.correction
-    return _correct(correction, data, current, {id: mask[id] for id in current})
+    return _correct(rank, data, current, {id: mask[id] for id in current})
 
 
-def _correct(correction: Correction, data: StepData, trainer: LogProbs, mask: Masks) -> Corrected:
+def _correct(rank: Rank, data: StepData, trainer: LogProbs, mask: Masks) -> Corrected:
+    settings = rank.config.algorithm.rollout_correction
     ids = list(mask)
     sampled = Sampled(
         trainer_T=joined(np.float32, [trainer[id] for id in ids]),
@@ -97,11 +96,19 @@ def _correct(correction: Correction, data: StepData, trainer: LogProbs, mask: Ma
         mask_T=joined(np.bool_, [mask[id] for id in ids]),
         lengths_X=np.array([len(mask[id]) for id in ids], np.int64),
     )
-    return correct(correction, sampled)
+    return correct(settings.correction, sampled, needs_engine=settings.bypass_mode)
 
 
 def engine_logprobs(data: StepData, mask: Masks) -> LogProbs:
-    """Return the engine's log-probs; 0 for tokens outside the mask, which may lack log-probs."""
+    """Return the engine's log-probs; 0 for unknown ones and for tokens outside the mask."""
+    return finite(
+        {id: np.where(mask[id], data.samples[id].logprobs_G, np.float32(0)) for id in mask}
+    )
+
+
+def finite(logprobs: LogProbs) -> LogProbs:
+    """Replace log-probs that are not finite by 0, because a NaN that a mask excludes from the loss
+    would still make its gradient NaN."""
     return {
-        id: np.where(mask[id], data.samples[id].logprobs_G, 0).astype(np.float32) for id in mask
+        id: np.nan_to_num(of_G, nan=0.0, posinf=0.0, neginf=0.0) for id, of_G in logprobs.items()
     }

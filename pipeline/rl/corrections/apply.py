@@ -41,9 +41,9 @@ class Corrected:
     """The tokens' weights, 0 for tokens excluded from the loss; None if the correction has no
     weights."""
     mask_T: _Bools
-    """Whether a token was included in the loss before rejection and is not rejected."""
+    """Whether a token was included in the loss before, and is neither dropped nor rejected."""
     tally: Tally
-    """The statistics of the tokens included in the loss before rejection."""
+    """The statistics of the tokens included in the loss before rejection, without dropped ones."""
 
 
 @dataclass(frozen=True)
@@ -80,29 +80,43 @@ class _Ratios:
         return most_X
 
 
-def correct(correction: Correction, sampled: Sampled) -> Corrected:
-    """Compute the weights, and determine which tokens are not rejected.
+def correct(correction: Correction, sampled: Sampled, needs_engine: bool = False) -> Corrected:
+    """Drop tokens without a usable log-prob, compute the weights, and reject tokens.
+
+    A token is dropped if the trainer's log-prob is not finite. If the engine's is not finite, the
+    token is dropped only if the correction or the caller needs it. A dropped token is treated like
+    a token that the loss never included, so it affects no statistic of its sequence.
 
     The weights and the rejection criteria are independent of each other: all use every token that
     is included in the loss before rejection. The weights are not normalized yet, because
     normalization requires the tally of all ranks (`normalized`). The computation uses float64.
+
+    Args:
+        correction: The correction.
+        sampled: The tokens.
+        needs_engine: Whether the loss uses the engine's log-probs even without a correction.
     """
-    mask_T = sampled.mask_T
-    sample_T = np.repeat(np.arange(len(sampled.lengths_X)), sampled.lengths_X)
-    log_C = sampled.trainer_T[mask_T].astype(np.float64) - sampled.engine_T[mask_T]
-    sample_C = sample_T[mask_T]
-    ratios = _Ratios(log_C, sample_C, np.bincount(sample_C, minlength=len(sampled.lengths_X)))
-    tally = _distances(sampled, ratios)
+    with np.errstate(invalid="ignore"):  # inf - inf
+        log_T = sampled.trainer_T.astype(np.float64) - sampled.engine_T
+    known_T = sampled.mask_T & np.isfinite(log_T)
+    sample_C = np.repeat(np.arange(len(sampled.lengths_X)), sampled.lengths_X)[known_T]
+    count_X = np.bincount(sample_C, minlength=len(sampled.lengths_X))
+    ratios = _Ratios(log_T[known_T], sample_C, count_X)
+    tally = _distances(sampled, known_T, ratios)
     weights_T = None
     if correction.level is not None:
         weights_C, of_weights = _weights(correction, ratios)
-        weights_T = np.zeros(len(mask_T), np.float32)
-        weights_T[mask_T] = weights_C
+        weights_T = np.zeros(len(known_T), np.float32)
+        weights_T[known_T] = weights_C
         tally += of_weights
     kept_C, of_rejection = _kept(correction, ratios)
-    kept_T = mask_T.copy()
-    kept_T[mask_T] = kept_C
-    return Corrected(weights_T, kept_T, tally + of_rejection)
+    usable_T = known_T
+    if not (correction.compares or needs_engine):
+        usable_T = sampled.mask_T & np.isfinite(sampled.trainer_T)
+    kept_T = usable_T.copy()
+    kept_T[known_T] = kept_C
+    dropped = Tally({"dropped": moments(~usable_T[sampled.mask_T])})
+    return Corrected(weights_T, kept_T, tally + of_rejection + dropped)
 
 
 def normalized(corrected: Corrected, correction: Correction, of_all: Tally) -> Corrected:
@@ -217,7 +231,7 @@ def _any_X(values_C: _Bools, ratios: _Ratios) -> _Bools:
     return ratios.total_X(values_C.astype(np.float64))[ratios.known_X] > 0
 
 
-def _distances(sampled: Sampled, ratios: _Ratios) -> Tally:
+def _distances(sampled: Sampled, known_T: _Bools, ratios: _Ratios) -> Tally:
     """Return statistics of the distances between the two policies.
 
     These statistics do not depend on the correction.
@@ -225,8 +239,8 @@ def _distances(sampled: Sampled, ratios: _Ratios) -> Tally:
     known_X = ratios.known_X
     cut_C = np.clip(ratios.log_C, -LOG_LIMIT, LOG_LIMIT)
     sum_X = ratios.total_X(ratios.log_C)[known_X]
-    trainer_C = sampled.trainer_T[sampled.mask_T].astype(np.float64)
-    engine_C = sampled.engine_T[sampled.mask_T].astype(np.float64)
+    trainer_C = sampled.trainer_T[known_T].astype(np.float64)
+    engine_C = sampled.engine_T[known_T].astype(np.float64)
     log_ppl_X, engine_log_ppl_X = (
         -ratios.mean_X(trainer_C)[known_X],
         -ratios.mean_X(engine_C)[known_X],

@@ -72,6 +72,11 @@ class Correction:
     """The smallest r that a token may have; a sequence is rejected if any of its tokens has a
     smaller r. None disables the veto."""
 
+    @property
+    def compares(self) -> bool:
+        """Whether the correction depends on the engine's log-probs."""
+        return self.level is not None or bool(self.rejections) or self.veto is not None
+
 
 def weight_bounds(threshold: float | str) -> Bounds:
     """Parse rollout_is_threshold, for example 2.0 or '0.5_5.0'.

@@ -48,6 +48,7 @@ def correction_metrics(correction: Correction, of_all: Tally) -> Metrics:
 def _distances(of_all: Tally) -> Metrics:
     means = ("training_ppl", "training_log_ppl", "rollout_ppl", "rollout_log_ppl", "kl", "k3_kl")
     found: Metrics = {name: of_all[name].mean for name in means}
+    found["dropped_fraction"] = of_all["dropped"].mean
     found |= {
         "log_ppl_diff": of_all["log_ppl_diff"].mean,
         "log_ppl_abs_diff": of_all["log_ppl_abs_diff"].mean,

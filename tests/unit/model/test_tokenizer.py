@@ -80,7 +80,7 @@ def test_other_definitions_of_a_token_are_refused(folder, name, content, part):
     if not (folder / name).exists():
         (folder / name).write_text("{}")
     change(folder, name, **content)
-    with pytest.raises(ValueError, match="make tokenizer.json agree") as caught:
+    with pytest.raises(ValueError, match="make tokenizer") as caught:
         read_tokenizer(folder)
     assert part in str(caught.value)
     PreTrainedTokenizerFast.from_pretrained(folder).save_pretrained(folder)  # the suggested fix

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -280,6 +281,70 @@ def test_extreme_log_probs_stay_finite() -> None:
     assert corrected.mask_T.tolist() == [False, False, True]
     metrics = correction_metrics(correction, corrected.tally)
     assert all(value is not None and math.isfinite(value) for value in metrics.values())
+
+
+CORRECTIONS = {
+    **{
+        f"{level} {spec}": Correction(level, weight_bounds(spec), normalized=normalized)
+        for level, spec, normalized in (
+            ("token", 2.0, False),
+            ("token", "0.5_5.0", True),
+            ("sequence", 2.0, True),
+            ("sequence", "0.5_5.0", False),
+            ("geometric", 1.5, False),
+        )
+    },
+    **{
+        form: Correction(rejections=rejections(form, FORMS_AND_BOUNDS[form]))
+        for form in REJECTION_FORMS
+    },
+    "veto": Correction(veto=0.7),
+    "icepop, rejection and veto": Correction(
+        "token", weight_bounds("0.5_5.0"), True, rejections("seq_sum_k1", "0.6_1.5"), 0.7
+    ),
+}
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("which", ["trainer", "engine"])
+@pytest.mark.parametrize("correction", CORRECTIONS.values(), ids=CORRECTIONS)
+def test_a_token_without_a_finite_logprob_is_dropped_and_counted(correction, which, value):
+    """All other weights, masks and metrics are the same as if the loss did not include it."""
+    samples = samples_of(9)
+    sampled = joined(samples)
+    places = np.flatnonzero(sampled.mask_T)[1::7]
+    without_T = sampled.mask_T.copy()
+    without_T[places] = False
+    found_T = {"trainer": sampled.trainer_T, "engine": sampled.engine_T}[which].copy()
+    found_T[places] = value
+    spoiled = replace(sampled, **{f"{which}_T": found_T})
+    found = correct(correction, spoiled)
+    found = normalized(found, correction, found.tally)
+    expected = correct(correction, replace(sampled, mask_T=without_T))
+    expected = normalized(expected, correction, expected.tally)
+    np.testing.assert_array_equal(found.mask_T, expected.mask_T)
+    assert not found.mask_T[places].any()
+    if correction.level is not None:
+        np.testing.assert_array_equal(found.weights_T, expected.weights_T)
+        assert found.weights_T is not None
+        assert not found.weights_T[places].any()
+    share = {"rollout_corr/dropped_fraction": len(places) / sampled.mask_T.sum()}
+    metrics = correction_metrics(correction, found.tally)
+    assert metrics == correction_metrics(correction, expected.tally) | share
+
+
+def test_an_unknown_logprob_of_the_engine_matters_only_if_it_is_used():
+    """Recorded sets of other engines may lack log-probs."""
+    sampled = joined(samples_of(9))
+    unknown = replace(sampled, engine_T=np.full_like(sampled.engine_T, np.nan))
+    for needs_engine in (False, True):
+        found = correct(Correction(), unknown, needs_engine)
+        metrics = correction_metrics(Correction(), found.tally)
+        np.testing.assert_array_equal(found.mask_T, sampled.mask_T & (not needs_engine))
+        assert metrics["rollout_corr/dropped_fraction"] == needs_engine
+        assert metrics["rollout_corr/kl"] is None
+    broken = replace(sampled, trainer_T=np.full_like(sampled.trainer_T, np.nan))
+    assert not correct(Correction(), broken).mask_T.any()
 
 
 @pytest.mark.parametrize("scale", [1e-6, 0.01, 3.0])

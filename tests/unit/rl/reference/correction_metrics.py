@@ -87,6 +87,7 @@ def _distances(known: Batch) -> Found:
     engine = [-_mean([float(one.engine_L[t]) for t in one.counted]) for one in known]
     apart = [mine - other for mine, other in zip(trainer, engine, strict=True)]
     found: Found = {
+        "dropped_fraction": 0.0 if logs else None,
         "kl": _mean([-log for log in logs]),
         "k3_kl": _mean([math.exp(log) - 1 - log for log in logs]),
         "training_ppl": _mean([math.exp(one) for one in trainer]),
