@@ -1,4 +1,4 @@
-"""Train with NaN losses on one of two ranks, or with no token in the loss of a mini-batch.
+"""Train with NaN losses on one of two ranks, with no token in the loss, or without advantages.
 
 The arguments are the run store, the model folder and the folder for results. Every rank writes
 `<results>/RANK.json`. For each layout and case, the file contains the metrics or the message of the
@@ -30,6 +30,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "ep2": {"expert_model_parallel_size": 2},
     "pp2 bf16": {"pipeline_model_parallel_size": 2, "dtype": "bfloat16"},
 }
+WITHOUT_ADVANTAGE = "without advantage"
 CASES: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
     "one": ({}, (1,)),
     "one, without clipping": ({"clip_grad": 0.0}, (1,)),
@@ -37,6 +38,7 @@ CASES: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
     "four": ({}, (0, 1, 2, 3)),
     "not allowed": ({"skip_nonfinite": False}, (0,)),
     "empty": ({}, (0, 1, 2, 3)),
+    WITHOUT_ADVANTAGE: ({"weight_decay": 0.1}, ()),
 }
 """For each case: optimizer settings, and the mini-batches (of 4) with the fault."""
 
@@ -44,12 +46,13 @@ CASES: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
 class Spoiled:
     """The objective and loss of the update, with a fault in some mini-batches.
 
-    The fault is a NaN loss on rank 1, or a mask that excludes all tokens on every rank.
+    The fault is a NaN loss on rank 1, a mask that excludes all tokens on every rank, or (in all
+    mini-batches) an advantage of 0 for every token.
     """
 
-    def __init__(self, mini_batches: tuple[int, ...], empty: bool) -> None:
+    def __init__(self, mini_batches: tuple[int, ...], case: str) -> None:
         self.mini_batches = mini_batches
-        self.empty = empty
+        self.case = case
         self.current = -1
 
     def objective_of(self, *arguments: Any) -> Any:
@@ -59,7 +62,9 @@ class Spoiled:
 
     def loss_and_report(self, objective: Any, targets: Any, *made: Any) -> Any:
         """Return the loss with the fault; the update calls this for each micro-batch."""
-        if self.empty:
+        if self.case == WITHOUT_ADVANTAGE:
+            targets = replace(targets, advantages_T=torch.zeros_like(targets.advantages_T))
+        if self.case == "empty":
             targets = replace(targets, mask_T=torch.zeros_like(targets.mask_T))
             return loss_and_report(objective, targets, *made)
         loss, tokens, report = loss_and_report(objective, targets, *made)
@@ -84,12 +89,17 @@ def program(run_uri: str, model: str, results: str) -> None:
     found: dict[str, Any] = {}
     for name, megatron in LAYOUTS.items():
         for case, (optim, mini_batches) in CASES.items():
-            config = config_of(megatron=dict(megatron), optim={"lr": 1e-3, **optim}, ppo_epochs=2)
+            config = config_of(
+                megatron=dict(megatron),
+                optim={"lr": 1e-3, **optim},
+                ppo_epochs=2,
+                entropy_coeff=0.0 if case == WITHOUT_ADVANTAGE else 0.01,
+            )
             position = parallel.start(config.actor_rollout_ref.actor.megatron)
             rank, _ = make_rank(config, position, Path(model))
             rules = layout_rules(config, position.data_parallel)
             data = load_step(store, manifest, config, rules, position.dp_rank, rank.geometry)
-            spoiled = Spoiled(mini_batches, case == "empty")
+            spoiled = Spoiled(mini_batches, case)
             update.objective_of = spoiled.objective_of
             update.loss_and_report = spoiled.loss_and_report
             before = digest(rank)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.integration.torchrun import run_ranks
-from tests.integration.training_replay.nonfinite import LAYOUTS
+from tests.integration.training_replay.nonfinite import LAYOUTS, WITHOUT_ADVANTAGE
 
 pytestmark = pytest.mark.integration
 
@@ -51,6 +51,16 @@ def test_a_mini_batch_without_tokens_is_skipped(found: dict[str, Any], layout: s
         0,
     )
     assert found[f"{layout}: one"]["metrics"]["update/skipped_empty"] == 0
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_mini_batch_without_advantages_is_not_skipped(found: dict[str, Any], layout: str):
+    """As in verl, weight decay and momentum change the weights although the gradient is 0."""
+    result = found[f"{layout}: {WITHOUT_ADVANTAGE}"]
+    assert (result["error"], result["touched"]) == (None, True)
+    metrics = result["metrics"]
+    assert (metrics["update/skipped_empty"], metrics["update/skipped"]) == (0, 0)
+    assert metrics["actor/grad_norm"] == 0
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
