@@ -51,11 +51,12 @@ def mismatch(trainer_X: npt.NDArray[np.float32], engine_X: npt.NDArray[np.float3
 
     KL(engine || trainer) is estimated by Schulman's k3: the mean of exp(d) - d - 1 over tokens that
     the engine sampled, with d = trainer - engine clamped to +-20 to prevent overflow. A token with
-    |d| > log 2 is extreme (arXiv 2510.11370, section 3). Tokens with an unknown log-prob (NaN) are
-    left out.
+    |d| > log 2 is extreme (arXiv 2510.11370, section 3). Tokens that the engine gave no log-prob
+    (NaN) are left out. A NaN of the trainer counts as a probability of 0, so that it shows.
     """
-    difference_X = np.clip(trainer_X.astype(np.float64) - engine_X.astype(np.float64), -20, 20)
-    difference_X = difference_X[~np.isnan(difference_X)]
+    known_X = ~np.isnan(engine_X)
+    trainer_X = np.nan_to_num(trainer_X[known_X].astype(np.float64), nan=-np.inf, neginf=-np.inf)
+    difference_X = np.clip(trainer_X - engine_X[known_X].astype(np.float64), -20, 20)
     return Mismatch(
         tokens=len(difference_X),
         kl_sum=float((np.exp(difference_X) - difference_X - 1.0).sum()),

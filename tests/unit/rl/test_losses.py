@@ -141,6 +141,14 @@ def test_the_mismatch_is_computed_in_double_precision():
     assert mismatch(trainer, engine).kl_sum == pytest.approx(math.exp(d) - d - 1, rel=1e-6)
 
 
+def test_unknown_tokens_are_left_out_of_the_mismatch_and_broken_ones_show():
+    engine = np.array([-1, np.nan, -2, -3], np.float32)
+    trainer = np.array([-1, -1, np.nan, -np.inf], np.float32)
+    found = mismatch(trainer, engine)
+    assert (found.tokens, found.extreme) == (3, 2)
+    assert found.kl_sum == pytest.approx(2 * (math.exp(-20) + 19))
+
+
 def test_the_total_covers_the_ranks_that_measured_a_mismatch():
     parts = [None, Mismatch(1, 0.5, 1), None, Mismatch(2, 0.25, 0), Mismatch(4, 1.0, 2)]
     assert total_mismatch(parts) == Mismatch(7, 1.75, 3)
