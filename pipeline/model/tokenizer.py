@@ -15,7 +15,7 @@ def read_tokenizer(folder: Path) -> Any:
     """Return the tokenizer that a folder's tokenizer.json defines.
 
     Transformers' AutoTokenizer is not used: the class that tokenizer_config.json names may build a
-    different tokenizer from the same vocabulary. The generic class keeps tokenizer.json as it is,
+    different tokenizer from the same vocabulary. The generic class keeps tokenizer.json unchanged,
     and reads the chat template and the names of the special tokens from the other files.
 
     Raises:

@@ -23,7 +23,7 @@ from operators.training.passes.corrected import (
     correct_samples,
     correct_step,
     engine_logprobs,
-    finite,
+    known_logprobs,
 )
 from operators.training.passes.flat import BySample, joined, split
 from operators.training.passes.logprob_pass import LogProbs
@@ -93,7 +93,7 @@ def compare(
     else:
         corrected = correct_step(rank, data, old, mask)
         mask_T = corrected.mask_T
-        old = finite(old)
+        old = known_logprobs(old)
     lengths_X = np.array([len(mask[id]) for id in ids], np.int64)
     tokens = Tokens(
         ids=ids,

@@ -101,12 +101,12 @@ def _correct(rank: Rank, data: StepData, trainer: LogProbs, mask: Masks) -> Corr
 
 def engine_logprobs(data: StepData, mask: Masks) -> LogProbs:
     """Return the engine's log-probs; 0 for unknown ones and for tokens outside the mask."""
-    return finite(
+    return known_logprobs(
         {id: np.where(mask[id], data.samples[id].logprobs_G, np.float32(0)) for id in mask}
     )
 
 
-def finite(logprobs: LogProbs) -> LogProbs:
+def known_logprobs(logprobs: LogProbs) -> LogProbs:
     """Replace log-probs that are not finite by 0, because a NaN that a mask excludes from the loss
     would still make its gradient NaN."""
     return {

@@ -111,7 +111,7 @@ def correct(correction: Correction, sampled: Sampled, needs_engine: bool = False
         tally += of_weights
     kept_C, of_rejection = _kept(correction, ratios)
     usable_T = known_T
-    if not (correction.compares or needs_engine):
+    if not (correction.needs_engine or needs_engine):
         usable_T = sampled.mask_T & np.isfinite(sampled.trainer_T)
     kept_T = usable_T.copy()
     kept_T[known_T] = kept_C

@@ -73,7 +73,7 @@ class Correction:
     smaller r. None disables the veto."""
 
     @property
-    def compares(self) -> bool:
+    def needs_engine(self) -> bool:
         """Whether the correction depends on the engine's log-probs."""
         return self.level is not None or bool(self.rejections) or self.veto is not None
 
