@@ -72,6 +72,7 @@ test: install ## Run all tests that this machine can run, and list the skipped o
 
 test-all: install ## Run the same tests, the large ones in full instead of as a sample (hours)
 	RETRACE_TEST_ALL=1 $(MAKE) test PYTEST_ARGS="--timeout=14400 $(PYTEST_ARGS)"
+	$(BIN)/python -m tests.mutation # changes that no unit test of the algorithms notices: at most 5%
 	@echo "Not included: fuzzing (make fuzz)"
 
 test-unit: install ## Run the unit tests (a few minutes)
