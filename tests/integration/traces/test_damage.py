@@ -1,8 +1,9 @@
-"""Over a thousand damaged runs: `verify` names each damaged object, and no reader accepts one."""
+"""Hundreds of damaged runs: `verify` names each damaged object, and no reader accepts one."""
 
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from itertools import chain, islice
 
 import pytest
 
@@ -26,9 +27,10 @@ def cases(mode: str) -> Iterator[Damage]:
     (lengths, ids, pages) unchanged.
     """
     times = sample_or_all(1, 30)
-    yield from damages(mode, KINDS, range(times))
+    once = damages(mode, KINDS, range(times))
     flipped = damages(mode, ["bits flipped"], range(times, 8 * times))
-    yield from (damage for damage in flipped if damage.key.endswith(".parquet"))
+    of_files = (damage for damage in flipped if damage.key.endswith(".parquet"))
+    yield from islice(chain(once, of_files), 0, None, sample_or_all(3, 1))
 
 
 @pytest.mark.parametrize("mode", ["R3", "R2"])
@@ -39,5 +41,5 @@ def test_no_damage_is_accepted(mode, capsys):
         counts[damage.kind, outcome(mode, damage)] += 1
     with capsys.disabled():
         sys.stdout.write(table(mode, counts))
-    assert counts.total() >= 500
+    assert counts.total() >= sample_or_all(150, 500)
     assert {kind for kind, _ in counts} == set(KINDS)
