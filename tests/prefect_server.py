@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.patience import PATIENCE_S
+from tests.prefect_log import check_log
 
 _BUSY = 503
 """The status of responses while SQLite is locked; clients then try again."""
@@ -69,15 +70,19 @@ class PrefectServer:
             self._process.terminate()
             self._process.wait()
 
-    def query(self, path: str, body: Any = None) -> Any:
-        """Send a POST with a body, or a GET if `body` is None, and return the JSON response.
+    def query(self, path: str, body: Any = None, method: str | None = None) -> Any:
+        """Send a request, and return the JSON response, or None if the response is empty.
 
-        Return None if the response is empty.
+        Args:
+            path: The path below /api.
+            body: The request's content, which is sent as JSON; None for no content.
+            method: The HTTP method. By default, POST with a body, and GET without one.
         """
         request = urllib.request.Request(
             f"{self.url}{path}",
             None if body is None else json.dumps(body).encode(),
             {"Content-Type": "application/json"},
+            method=method,
         )
         if self.auth is not None:
             encoded = base64.b64encode(self.auth.encode()).decode()
@@ -102,7 +107,7 @@ class PrefectServer:
 
 @contextlib.contextmanager
 def start_prefect_server(folder: Path, auth: str | None = None) -> Iterator[PrefectServer]:
-    """Yield a running server, and stop it at the end."""
+    """Yield a running server, and stop it at the end. Its log must not contain errors."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         server = PrefectServer(folder, free.getsockname()[1], auth)
@@ -111,3 +116,4 @@ def start_prefect_server(folder: Path, auth: str | None = None) -> Iterator[Pref
         yield server
     finally:
         server.stop()
+    check_log((folder / "server.log").read_text())

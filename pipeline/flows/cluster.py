@@ -7,6 +7,7 @@ reports the same problems as `retrace check`.
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -60,7 +61,7 @@ def preset_names() -> list[str]:
 
 
 Preset = Annotated[str, Field(json_schema_extra={"enum": list[Any](preset_names())})]
-RunName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$")]
+RunName = Annotated[str, Field(pattern=r"^([a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?)?$")]
 RouterReplay = Literal["preset", "disabled", "R2", "R3"]
 Steps = Annotated[int | None, Field(ge=1)]
 
@@ -76,10 +77,28 @@ def _delete_jobs(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> 
         log.warning("the run was cancelled; the janitor will delete its Jobs: %s", error)
 
 
-@flow(name="retrace", flow_run_name="{run_name}", on_cancellation=[_delete_jobs])
+def unique_name(name: str, flow_run_id: str) -> str:
+    """Return a run's name, made of the name and the end of the id of its flow run.
+
+    Prefect's generated names recur: there are 370,170 of them. Without the id, a scheduled run
+    might therefore continue an older run. A name that this function returned remains as it is,
+    because a restarted flow pod must find its run.
+    """
+    end = flow_run_id[-4:]
+    words = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-").removesuffix(end).strip("-")
+    return f"{words[:35].rstrip('-')}-{end}".lstrip("-")
+
+
+def _name() -> str:
+    """Return the run's name, which Prefect also gives to the flow run."""
+    given = flow_run.parameters.get("run_name")
+    return str(given or unique_name(str(flow_run.name), str(flow_run.id)))
+
+
+@flow(name="retrace", flow_run_name=_name, on_cancellation=[_delete_jobs])
 def retrace(
     preset: Preset,
-    run_name: RunName,
+    run_name: RunName = "",
     router_replay: RouterReplay = "preset",
     steps: Steps = None,
     overrides: list[str] = [],  # noqa: B006 - Prefect shows the default in the form
@@ -89,7 +108,8 @@ def retrace(
     Args:
         preset: The run configuration to start from. The Helm chart's values define the presets.
         run_name: Name of the run: at most 40 lower-case letters, digits and dashes. The name of an
-            existing run continues that run.
+            existing run continues that run. Empty, as in a schedule: a new run, named after the
+            flow run, for example crimson-otter-3f9c.
         router_replay: The routing that the trainer replays. R3: the routing of the rollout engine.
             R2: the routing of the trainer's own log-prob pass. disabled: none. preset: as set in
             the preset.
@@ -103,7 +123,7 @@ def retrace(
     log = get_run_logger()
     try:
         cluster = read_cluster()
-        loaded = load_preset(cluster, preset, run_name, router_replay, steps, overrides)
+        loaded = load_preset(cluster, preset, _name(), router_replay, steps, overrides)
         return _run(cluster, loaded)
     except InputError as error:
         for problem in error.problems:

@@ -37,14 +37,18 @@ def namespace(cluster: None) -> Iterator[Namespace]:
 
 
 @pytest.fixture(scope="package")
-def installed(namespace: Namespace) -> Installation:
-    """Install the chart with MinIO, and with two rollout and two training pods per run."""
+def installed(namespace: Namespace) -> Iterator[Installation]:
+    """Install the chart with MinIO, and with two rollout and two training pods per run.
+
+    The log of the Prefect server, which uses SQLite, must not contain errors.
+    """
     # Allow more simultaneous runs than the default, and give up early on flow pods that cannot
     # start. Starting takes seconds here, or a minute if many pods start on two cores.
     settings = ("worker.maxRuns=12", "flow.startTimeoutSeconds=120")
     installation = Installation(namespace, "retrace", settings)
     installation.helm("install")
-    return installation
+    yield installation
+    installation.check_server_log()
 
 
 @pytest.fixture(scope="package")

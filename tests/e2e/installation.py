@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from tests.e2e.kubectl import CommandError, Namespace, Object
 from tests.e2e.prefect_api import FlowRun, Prefect
 from tests.paths import ROOT
+from tests.prefect_log import check_log
 
 CHART = ROOT / "charts/retrace"
 TRIAL = CHART / "ci/trial-values.yaml"
@@ -45,6 +46,10 @@ class Installation:
         auth = self.namespace.secret(f"{self.fullname}-auth")["auth-string"]
         with self.namespace.forward(f"{self.fullname}-server", 4200) as port:
             yield Prefect(f"http://127.0.0.1:{port}", auth)
+
+    def check_server_log(self) -> None:
+        """Fail if the log of the Prefect server's pod contains an unexpected error."""
+        check_log(self.namespace.kubectl("logs", f"deploy/{self.fullname}-server"))
 
     @contextlib.contextmanager
     def store(self) -> Iterator[dict[str, str]]:

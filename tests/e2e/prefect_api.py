@@ -13,6 +13,7 @@ from typing import Any
 from tests.patience import PATIENCE_S, eventually
 
 FINAL = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
+WAITING = {"SCHEDULED", "PENDING"}
 
 # The smallest useful size of the quickstart, as in tests/integration/run/retrace_runs.py. The
 # preset sets 2 rollout pods and 2 training pods. All pods share two cores, so each has one thread.
@@ -126,6 +127,28 @@ class Prefect:
         }
         created = self.call("POST", f"/deployments/{self._deployment}/create_flow_run", body)
         return FlowRun(self, name, created["id"])
+
+    def start_by_schedule(self, overrides: Sequence[str]) -> "FlowRun":
+        """Create a schedule as the UI does, and delete it when its first run has started.
+
+        Args:
+            overrides: Settings as key.path=value. The schedule has no name for its runs.
+        """
+        path = f"/deployments/{self.deployment()['id']}/schedules"
+        parameters = {"preset": "quickstart", "overrides": list(overrides)}
+        body = [{"schedule": {"interval": 20}, "active": True, "parameters": parameters}]
+        [schedule] = self.call("POST", path, body)
+
+        def runs() -> list[dict[str, Any]]:
+            found = self.call("POST", "/flow_runs/filter", {"sort": "EXPECTED_START_TIME_ASC"})
+            return [run for run in found if (run["created_by"] or {}).get("id") == schedule["id"]]
+
+        def first() -> dict[str, Any] | None:
+            return next((run for run in runs() if run["state_type"] not in WAITING), None)
+
+        run = eventually(first, lambda: f"a run of the schedule: {runs()[:3]}")
+        self.call("DELETE", f"{path}/{schedule['id']}")
+        return FlowRun(self, run["name"], run["id"])
 
     def flow_runs(self) -> list[str]:
         """Return the sorted ids of all flow runs."""

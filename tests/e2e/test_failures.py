@@ -212,7 +212,7 @@ def test_invalid_overrides_are_reported_together(installed: Installation, runs: 
         ({"preset": "quickstart", "run_name": "Not a name"}, "Not a name"),
         ({"preset": "quickstart", "run_name": "a", "router_replay": "R4"}, "R4"),
         ({"preset": "quickstart", "run_name": "a", "overrides": "a=b"}, "array"),
-        ({"preset": "quickstart"}, "run_name"),
+        ({"run_name": "a"}, "preset"),
     ],
 )
 def test_the_form_refuses_invalid_parameters(prefect: Prefect, parameters: Object, complaint: str):

@@ -1,12 +1,13 @@
 """A run on a cluster is started and watched through Prefect's API; `verify` accepts its traces."""
 
 import json
+import re
 from pathlib import Path
 
 from pipeline.report.run_metrics import all_metrics
 from pipeline.store import Store, open_store
 from tests.e2e.installation import Installation
-from tests.e2e.prefect_api import FlowRun
+from tests.e2e.prefect_api import FlowRun, Prefect
 from tests.integration.run.retrace_runs import command, run, small
 from tests.metrics import against_the_table
 
@@ -14,6 +15,14 @@ from tests.metrics import against_the_table
 def test_the_helm_test_passes(installed: Installation):
     printed = installed.namespace.helm("test", installed.release, "--logs")
     assert "Phase:          Succeeded" in printed
+
+
+def test_a_schedule_starts_a_run_under_its_own_name(prefect: Prefect):
+    """The flow refuses the run's settings. Other tests train."""
+    run = prefect.start_by_schedule(["trainer.no_such_key=1"])
+    assert "trainer.no_such_key: unknown key" in run.end()["message"]
+    name = prefect.call("GET", f"/flow_runs/{run.id}")["name"]
+    assert re.fullmatch(rf"[a-z-]+-{run.id[-4:]}", name)
 
 
 def test_traces_verify_from_this_machine(main_store: Store):

@@ -13,7 +13,10 @@ DATABASE = Path(__file__).parent / "postgres/database.yaml"
 
 @pytest.fixture(scope="module")
 def on_postgres(cluster: None) -> Iterator[Installation]:
-    """A second installation, in a separate namespace with a database."""
+    """A second installation, in a separate namespace with a database.
+
+    The log of the Prefect server must not contain errors.
+    """
     with new_namespace() as namespace:
         namespace.kubectl("apply", "--filename", str(DATABASE))
         namespace.kubectl(
@@ -23,20 +26,23 @@ def on_postgres(cluster: None) -> Iterator[Installation]:
         installation = Installation(namespace, "team", settings)
         installation.helm("install")
         yield installation
+        installation.check_server_log()
 
 
 def test_history_outlives_pod_and_installation(on_postgres: Installation):
-    """A refused run stays in the history when the server's pod is replaced.
+    """A schedule starts a run, and the run stays in the history when the server's pod is replaced.
 
-    The history and the passwords also survive uninstalling the release and installing it again.
+    The flow refuses the run's settings. The history and the passwords also survive uninstalling the release and installing it again.
     """
     namespace = on_postgres.namespace
     with on_postgres.prefect() as prefect:
-        run = prefect.start("refused", ["trainer.no_such_key=1"])
+        run = prefect.start_by_schedule(["trainer.no_such_key=1"])
         state = run.end()
         assert "trainer.no_such_key: unknown key" in state["message"]
         server = f"app.kubernetes.io/instance={on_postgres.fullname}"
         server += ",app.kubernetes.io/component=server"
+        on_postgres.check_server_log()
+        before = prefect.flow_runs()
         [pod] = live_pods(namespace.get("pods", server))
         namespace.kubectl("delete", "pod", pod)
         namespace.kubectl("rollout", "status", f"deploy/{on_postgres.fullname}-server")
@@ -55,5 +61,6 @@ def test_history_outlives_pod_and_installation(on_postgres: Installation):
 
     on_postgres.helm("install")
     with on_postgres.prefect() as prefect:
-        assert prefect.flow_runs() == [run.id]
+        assert prefect.flow_runs() == before
+        assert run.id in before
         assert prefect.deployment()["name"] == "retrace"

@@ -64,7 +64,7 @@ def releases(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_versions_are_compared_with_the_pins(releases):
-    releases(torch="2.13.0+cpu", vllm="0.31.1", prefect="3.7.7")
+    releases(torch="2.13.0+cpu", vllm="0.31.1", prefect="3.9.1")
     found = {finding.name: finding for finding in checks.check_versions(NEEDED)}
     assert found["torch"] == ok("torch", "2.13.0+cpu")
     assert found["vllm"] == broken("vllm", "0.31.1, expected 0.32.0; pip install 'vllm==0.32.0'")
@@ -190,8 +190,8 @@ def prefect(monkeypatch: pytest.MonkeyPatch):
 def test_the_findings_about_prefect(prefect, monkeypatch: pytest.MonkeyPatch):
     assert "HTTP Error 401" in checks.check_prefect(NEEDED).text
     monkeypatch.setenv("PREFECT_API_AUTH_STRING", "u:p")
-    monkeypatch.setattr(checks, "_pins", lambda: {"prefect": "3.7.7"})
-    assert "serves 3.4.0, expected 3.7.7; upgrade the server" in checks.check_prefect(NEEDED).text
+    monkeypatch.setattr(checks, "_pins", lambda: {"prefect": "3.9.1"})
+    assert "serves 3.4.0, expected 3.9.1; upgrade the server" in checks.check_prefect(NEEDED).text
     monkeypatch.setattr(checks, "_pins", lambda: {"prefect": "3.4.0"})
     assert checks.check_prefect(NEEDED).state is State.OK
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")

@@ -1,0 +1,26 @@
+"""The errors in the log of a Prefect server."""
+
+import re
+
+EXPECTED: dict[str, str] = {}
+"""The reason for each error that may occur, keyed by a pattern that its record contains."""
+
+_RECORD = re.compile(r"^(?=\d\d:\d\d:\d\d\.\d+ \| |(?:INFO|WARNING|ERROR|CRITICAL): )", re.M)
+_ERROR = re.compile(
+    r"^\S+ \| (?:ERROR|CRITICAL)|^(?:ERROR|CRITICAL): |^Traceback \(most recent call last\)", re.M
+)
+
+
+def unexpected_errors(log: str) -> list[str]:
+    """Return the records that report an error or contain a traceback, without the expected ones."""
+    return [
+        record
+        for record in _RECORD.split(log)
+        if _ERROR.search(record) and not any(re.search(known, record) for known in EXPECTED)
+    ]
+
+
+def check_log(log: str) -> None:
+    """Fail if a server's log contains an unexpected error."""
+    found = unexpected_errors(log)
+    assert not found, f"{len(found)} errors in the Prefect server's log:\n" + "".join(found)[:8000]
