@@ -77,12 +77,12 @@ def _delete_jobs(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> 
         log.warning("the run was cancelled; the janitor will delete its Jobs: %s", error)
 
 
-def unique_name(name: str, flow_run_id: str) -> str:
+def run_name_of(name: str, flow_run_id: str) -> str:
     """Return a run's name, made of the name and the end of the id of its flow run.
 
     Prefect's generated names recur: there are 370,170 of them. Without the id, a scheduled run
-    might therefore continue an older run. A name that this function returned remains as it is,
-    because a restarted flow pod must find its run.
+    might therefore continue an older run. The function returns its own results unchanged, because
+    a restarted flow pod must find its run.
     """
     end = flow_run_id[-4:]
     words = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-").removesuffix(end).strip("-")
@@ -92,7 +92,7 @@ def unique_name(name: str, flow_run_id: str) -> str:
 def _name() -> str:
     """Return the run's name, which Prefect also gives to the flow run."""
     given = flow_run.parameters.get("run_name")
-    return str(given or unique_name(str(flow_run.name), str(flow_run.id)))
+    return str(given or run_name_of(str(flow_run.name), str(flow_run.id)))
 
 
 @flow(name="retrace", flow_run_name=_name, on_cancellation=[_delete_jobs])

@@ -32,7 +32,8 @@ def on_postgres(cluster: None) -> Iterator[Installation]:
 def test_history_outlives_pod_and_installation(on_postgres: Installation):
     """A schedule starts a run, and the run stays in the history when the server's pod is replaced.
 
-    The flow refuses the run's settings. The history and the passwords also survive uninstalling the release and installing it again.
+    The flow refuses the run's settings. The history and the passwords also survive uninstalling the
+    release and installing it again.
     """
     namespace = on_postgres.namespace
     with on_postgres.prefect() as prefect:

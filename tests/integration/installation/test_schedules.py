@@ -39,7 +39,10 @@ def worker(installation: Installation) -> Iterator[None]:
     """Start a worker that runs flows as processes."""
     line = ["worker", "start", "--type=process", f"--pool={installation.pool}"]
     log = (installation.folder / "worker.log").open("wb")
-    with log, subprocess.Popen([sys.executable, "-m", "prefect", *line], stdout=log, stderr=log) as p:
+    with (
+        log,
+        subprocess.Popen([sys.executable, "-m", "prefect", *line], stdout=log, stderr=log) as p,
+    ):
         yield
         p.terminate()
 
@@ -63,7 +66,7 @@ def runs_of(server: PrefectServer, deployment: str, schedule: str) -> list[dict[
 
 
 def test_scheduled_runs_start(server: PrefectServer, deployment: str, worker: None):
-    """Two runs that are due at the same time start, each under a name of its own.
+    """Two runs that are due at the same time start under different names.
 
     The preset of the tests is incomplete, so the flow refuses its settings.
     """
@@ -90,7 +93,9 @@ def test_paused_schedules_have_no_runs(
     server: PrefectServer, deployment: str, when: dict[str, Any]
 ):
     made = schedule(server, deployment, when, "yearly")
-    eventually(lambda: runs_of(server, deployment, made), lambda: server.query("/flow_runs/filter", {}))
+    eventually(
+        lambda: runs_of(server, deployment, made), lambda: server.query("/flow_runs/filter", {})
+    )
     for run in runs_of(server, deployment, made):
         assert run["state_name"] == "Scheduled"
         assert run["parameters"] == {"preset": "quickstart", "run_name": "yearly"}

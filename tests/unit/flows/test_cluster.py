@@ -4,7 +4,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from pipeline.config.tree import RunConfig
-from pipeline.flows.cluster import RunName, _report, unique_name
+from pipeline.flows.cluster import RunName, _report, run_name_of
 from pipeline.inputs.stage import StagedRun
 from pipeline.run import keys
 from pipeline.run.commit import commit, new_write_id
@@ -49,7 +49,7 @@ ID = "01a221da-1c3e-7b09-a0f3-737f02db66e0"
 )
 def test_the_name_of_a_flow_run_becomes_the_name_of_a_run(name: str, expected: str):
     """A restarted flow pod, which reads the new name, computes the same name."""
-    run_name = unique_name(name, ID)
+    run_name = run_name_of(name, ID)
     assert run_name == expected
     assert TypeAdapter(RunName).validate_python(run_name) == run_name
-    assert unique_name(run_name, ID) == run_name
+    assert run_name_of(run_name, ID) == run_name
