@@ -57,10 +57,7 @@ def schedule(server: PrefectServer, deployment: str, when: dict[str, Any], run_n
 
 def runs_of(server: PrefectServer, deployment: str, schedule: str) -> list[dict[str, Any]]:
     """Return the flow runs that Prefect's server created for a schedule, earliest first."""
-    body = {
-        "deployments": {"id": {"any_": [deployment]}},
-        "sort": "EXPECTED_START_TIME_ASC",
-    }
+    body = {"deployments": {"id": {"any_": [deployment]}}, "sort": "EXPECTED_START_TIME_ASC"}
     found: list[dict[str, Any]] = server.query("/flow_runs/filter", body)
     return [run for run in found if run["created_by"]["id"] == schedule]
 
@@ -81,6 +78,8 @@ def test_scheduled_runs_start(server: PrefectServer, deployment: str, worker: No
 
     eventually(all_end, lambda: [(run["name"], run["state"]) for run in first_runs()])
     *generated, given = first_runs()
+    for one in schedules:
+        server.query(f"/deployments/{deployment}/schedules/{one}", method="DELETE")
     assert given["name"] == "nightly"
     for run in generated:
         assert re.fullmatch(rf"[a-z-]{{3,35}}-{run['id'][-4:]}", run["name"])
