@@ -36,6 +36,10 @@ from pipeline.store import open_store
 from pipeline.traces import Routes, open_manifest
 
 Recorded = Mapping[str, Routes]
+Fault = Callable[[Recorded, Mapping[str, int]], Recorded]
+"""(routes, lengths of the prompts) -> faulty routes, each keyed by sample id."""
+
+ALL = slice(None)
 
 
 @dataclass(frozen=True)
@@ -47,17 +51,36 @@ class Found:
     evidence: Evidence
 
 
-def by_token(routes: Recorded) -> Recorded:
-    """Give each row the routes of the previous token."""
-    return {id: Routes(np.roll(r.sets_TLK, 1, 0), r.valid_T) for id, r in routes.items()}
+def shifted(routes: Routes, first: int, layers: slice = ALL, axis: int = 0) -> Routes:
+    """Shift a sample's routes by one token (axis 0) or layer (axis 1), from row `first` on."""
+    sets_TLK = routes.sets_TLK.copy()
+    sets_TLK[first:, layers] = np.roll(sets_TLK[first:, layers], 1, axis)
+    return Routes(sets_TLK, routes.valid_T)
 
 
-def by_layer(routes: Recorded) -> Recorded:
-    """Give each layer the routes of the previous layer."""
-    return {id: Routes(np.roll(r.sets_TLK, 1, 1), r.valid_T) for id, r in routes.items()}
+def in_one(change: Callable[[Routes, int], Routes]) -> Fault:
+    """Return a fault in the sample with the longest response."""
+
+    def fault(routes: Recorded, prompts: Mapping[str, int]) -> Recorded:
+        longest = max(routes, key=lambda id: len(routes[id].valid_T) - prompts[id])
+        return {**routes, longest: change(routes[longest], prompts[longest])}
+
+    return fault
 
 
-def exchanged(routes: Recorded) -> Recorded:
+def in_all(change: Callable[[Routes, int], Routes]) -> Fault:
+    """Return a fault in every sample."""
+    return lambda routes, prompts: {id: change(of, prompts[id]) for id, of in routes.items()}
+
+
+def copied(routes: Routes, _: int) -> Routes:
+    """Give the third layer the routes of the second layer."""
+    sets_TLK = routes.sets_TLK.copy()
+    sets_TLK[:, 2] = sets_TLK[:, 1]
+    return Routes(sets_TLK, routes.valid_T)
+
+
+def exchanged(routes: Recorded, _: Mapping[str, int]) -> Recorded:
     """Swap the routes of the first two samples of equal length that are in different groups."""
     ids = list(routes)
     first, second = next(
@@ -70,11 +93,33 @@ def exchanged(routes: Recorded) -> Recorded:
     return {**routes, first: routes[second], second: routes[first]}
 
 
-FAULTS: Mapping[str, Callable[[Recorded], Recorded]] = {
-    "as recorded": lambda routes: routes,
-    "shifted by a token": by_token,
-    "shifted by a layer": by_layer,
+def permuted(routes: Recorded, prompts: Mapping[str, int]) -> Recorded:
+    """Give each response the routes of the next response of its group with the same length."""
+    alike: dict[tuple[str, int], list[str]] = {}
+    for id, of in routes.items():
+        alike.setdefault((id.rpartition("/")[0], len(of.valid_T)), []).append(id)
+    found = dict(routes)
+    for ids in alike.values():
+        for id, other in zip(ids, [*ids[1:], ids[0]], strict=True):
+            sets_TLK = routes[id].sets_TLK.copy()
+            sets_TLK[prompts[id] :] = routes[other].sets_TLK[prompts[id] :]
+            found[id] = Routes(sets_TLK, routes[id].valid_T)
+    return found
+
+
+FAULTS: Mapping[str, Fault] = {
+    "as recorded": lambda routes, _: routes,
+    "shifted by a token": in_all(lambda of, _: shifted(of, 0)),
+    "responses shifted by a token": in_all(lambda of, prompt: shifted(of, prompt)),
+    "shifted by a layer": in_all(lambda of, _: shifted(of, 0, axis=1)),
+    "third layer copied from second": in_all(copied),
+    "responses permuted in groups": permuted,
     "two samples exchanged": exchanged,
+    "one layer of one sample shifted": in_one(lambda of, _: shifted(of, 0, slice(1, 2))),
+    "half of one response shifted": in_one(
+        lambda of, prompt: shifted(of, (prompt + len(of.valid_T)) // 2)
+    ),
+    "last 16 rows of one sample shifted": in_one(lambda of, _: shifted(of, len(of.valid_T) - 16)),
 }
 
 
@@ -91,11 +136,12 @@ def replays(rank: Rank, data: StepData, floor: float) -> Sequence[Found]:
     """
     routes = {id: data.routes[id] for id in data.samples} if data.routes is not None else {}
     native = mismatch_of(data, native_pass(rank, data, rank.chunks).logprobs)
+    prompts = {id: len(data.samples[id].prompt_tokens_P) for id in data.samples}
     found = []
     for name, fault in FAULTS.items():
-        made = replaying_pass(rank, data, fault(routes))
+        made = replaying_pass(rank, data, fault(routes, prompts))
         replayed: Mismatch = mismatch_of(data, made.logprobs)
-        evidence = Evidence(made.counts, made.samples, replayed, native)
+        evidence = Evidence(tuple(made.counts), made.samples, replayed, native)
         found.append(Found(name, judge([evidence], floor), evidence))
     return found
 
@@ -103,11 +149,19 @@ def replays(rank: Rank, data: StepData, floor: float) -> Sequence[Found]:
 def row(policy: str, found: Found) -> tuple[str, ...]:
     """Return a row of the table."""
     health, evidence = found.health, found.evidence
+    sets, different, foreign = sum(of.sets_LPC.sum(axis=(0, 1)) for of in evidence.samples.values())
     kls = [f"{part.kl:.1e}" for part in (evidence.replayed, evidence.native) if part and part.kl]
-    shares = [
-        f"{share:.1%}" if share is not None else "-" for share in (health.layer, health.sample)
-    ]
-    return (policy, found.name, *shares, *kls, "refused" if health.findings else "trained")
+    refused = {
+        f"{len(health.layers)} layers": health.layers,
+        f"{len(health.samples)} samples": health.samples,
+        "KL": health.kl,
+    }
+    return (
+        *(policy, found.name, f"{1 - different / sets:.1%}", f"{foreign / sets:.2%}"),
+        *("-" if share is None else f"{share:.1%}" for share in health.agreements),
+        *(f"{health.strength or 0.0:.2f}", *kls),
+        ", ".join(name for name, why in refused.items() if why) or "trained",
+    )
 
 
 def main() -> None:
@@ -140,7 +194,10 @@ def main() -> None:
         data.close()
         parallel.stop()
     dist.destroy_process_group()
-    headers = ("policy", "routes", "worst layer", "worst sample", "KL", "KL native", "")
+    headers = (
+        *("policy", "routes", "agreement", "foreign", "worst layer", "worst sample"),
+        *("evidence", "KL", "KL native", "refused because of"),
+    )
     print(Table(headers, tuple(rows)).markdown())
 
 

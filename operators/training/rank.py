@@ -46,6 +46,14 @@ class Skipped:
     """Number of consecutive mini-batches that this process has skipped so far."""
 
 
+@dataclass
+class Native:
+    """The latest measurement with native routing, the same on all ranks."""
+
+    kl: float = 0.0
+    """KL per token. The first step of an attempt with recorded routes measures it."""
+
+
 @dataclass(frozen=True)
 class TrainedCritic:
     """The critic on a training rank: a model with the actor's shape and parallel layout."""
@@ -87,6 +95,7 @@ class Rank:
     offload: Offload = field(default_factory=Offload)
     older: OlderWeights = field(default_factory=OlderWeights)
     skipped: Skipped = field(default_factory=Skipped)
+    native: Native = field(default_factory=Native)
 
     @property
     def critic_model(self) -> TrainedModel | None:

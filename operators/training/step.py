@@ -10,10 +10,10 @@ Routing in each mode of router_replay; the reference always routes natively:
 
 The critic's passes replay the same routes as the updates if critic.replay_routes is set. With
 recorded routes (R3, replay_file), a second, native log-prob pass runs in the first step of an
-attempt and once every native_every steps. With bypass_mode, the engine's log-probs are used. The
-trained model's log-prob passes then run only with recorded routes, and only in the steps that also
-have the second, native pass. Recorded routes that do not fit the model raise ReplayError on all
-ranks.
+attempt, once every native_every steps, and in steps whose KL with replay is suspiciously high. With
+bypass_mode, the engine's log-probs are used. The trained model's log-prob passes then run only with
+recorded routes, and only in the steps that also have the second, native pass. Recorded routes that
+do not fit the model raise ReplayError on all ranks.
 
 With max_staleness=1, another native pass runs once every native_every steps, with the weights of
 the version that generated the step's samples. The previous step kept a copy of these weights on the
@@ -23,7 +23,7 @@ host.
 import logging
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from operators.training.agree import await_ranks, gathered
 from operators.training.batches.step_data import StepData, valid_rows, without_loss
@@ -47,7 +47,7 @@ from operators.training.passes.logprob_pass import (
 from operators.training.passes.update import Updates, update
 from operators.training.rank import Rank
 from operators.training.replay.counts import Counts, check_passes
-from operators.training.replay.health import LEAST_TOKENS, NOT_REPLAYED, Evidence, Health, judge
+from operators.training.replay.health import NOT_REPLAYED, Evidence, Health, judge, kl_exceeds
 from operators.training.speed import Stopwatch, memory_peaks
 from operators.training.step_metrics import (
     Metrics,
@@ -67,7 +67,7 @@ from pipeline.config.tree import RunConfig
 from pipeline.rl.corrections.report import correction_metrics
 from pipeline.rl.corrections.tally import Tally
 from pipeline.rl.estimators.reward_kl import next_coefficient
-from pipeline.rl.mismatch import Mismatch
+from pipeline.rl.mismatch import Mismatch, total_mismatch
 from pipeline.traces.format.types import Routes
 
 logger = logging.getLogger(__name__)
@@ -142,7 +142,7 @@ def train_step(
         sweeps = _sweep(rank, data, first, watch)
         trained = sweeps.trained
         if replay.replays_recorded and trained is not None:
-            health = _examine(rank, data, trained, sweeps.native)
+            sweeps, health = _examine(rank, data, sweeps, trained, watch)
     with watch.of("timing_s/adv"):
         correction = rank.config.algorithm.rollout_correction
         old = None if trained is None or correction.bypass_mode else trained.logprobs
@@ -256,9 +256,7 @@ def _sweep(rank: Rank, data: StepData, first: bool, watch: Stopwatch) -> _Sweeps
         if data.routes is None:
             native = trained.logprobs  # the pass was native
     if measures:
-        _say(data, "log-probs with native routing")
-        with watch.of("timing_s/native_log_prob"):
-            native = native_pass(rank, data, rank.chunks).logprobs
+        native = _native(rank, data, watch)
     older = None
     # An attempt's first step has no copy, because the earlier weights are not in memory.
     if rank.config.has_staleness_pass(data.step) and _has_older(rank, data):
@@ -278,6 +276,13 @@ def _sweep(rank: Rank, data: StepData, first: bool, watch: Stopwatch) -> _Sweeps
     return _Sweeps(trained, native, older, reference, values, counts, routes, recorded)
 
 
+def _native(rank: Rank, data: StepData, watch: Stopwatch) -> LogProbs:
+    """Compute the trained model's log-probs with native routing, to measure the mismatch."""
+    _say(data, "log-probs with native routing")
+    with watch.of("timing_s/native_log_prob"):
+        return native_pass(rank, data, rank.chunks).logprobs
+
+
 def _has_older(rank: Rank, data: StepData) -> bool:
     """Return whether the rank kept the weights of the version that generated all samples."""
     return data.manifest.policy_versions == (rank.older.version,)
@@ -292,40 +297,42 @@ def _trained_pass(rank: Rank, data: StepData) -> LogProbPass:
     return native_pass(rank, data, rank.chunks)
 
 
-def _examine(rank: Rank, data: StepData, trained: LogProbPass, native: LogProbs | None) -> Health:
+def _examine(
+    rank: Rank, data: StepData, sweeps: _Sweeps, trained: LogProbPass, watch: Stopwatch
+) -> tuple[_Sweeps, Health]:
     """Compare the recorded routes with the router's choices, and return the verdict for all ranks.
 
-    Raises ReplayError on all ranks if the routes do not fit, unless a setting turns the error into
-    a warning.
+    If the KL is too high for the latest native KL, the native pass also runs in this step, because
+    the native KL itself may have risen. Raises ReplayError on all ranks if the routes do not fit,
+    unless a setting turns the error into a warning.
     """
     replay = rank.config.actor_rollout_ref.actor.router_replay
-    position = rank.position
+    speaks = rank.position.speaks_for_rows
     of_rank = Evidence(
-        counts=trained.counts if position.speaks_for_rows else {},
-        samples=trained.samples if position.speaks_for_rows else {},
+        layers=tuple(trained.counts) if speaks else (),
+        samples=trained.samples if speaks else {},
         replayed=_mismatch(rank, data, trained.logprobs),
-        native=_mismatch(rank, data, native),
+        native=_mismatch(rank, data, sweeps.native),
     )
-    health = judge(gathered(of_rank), replay.min_agreement)
-    if not health.judged:
-        logger.info(
-            "step %d: %d response tokens, fewer than the %d that a verdict on the recorded routes "
-            "requires; only samples with many rows were checked",
-            data.step,
-            health.tokens,
-            LEAST_TOKENS,
-        )
+    evidence = gathered(of_rank)
+    replayed = total_mismatch(one.replayed for one in evidence)
+    if sweeps.native is None and replayed and kl_exceeds(replayed, rank.native.kl):
+        sweeps = replace(sweeps, native=_native(rank, data, watch))
+        evidence += gathered(Evidence(native=_mismatch(rank, data, sweeps.native)))
+    native = total_mismatch(one.native for one in evidence)
+    if native is not None and native.kl is not None:
+        rank.native.kl = native.kl
+    health = judge(evidence, replay.min_agreement)
     if not health.findings:
-        return health
+        return sweeps, health
     key = "actor_rollout_ref.actor.router_replay"
     found = (
         f"step {data.step}: the recorded routes do not fit this model: "
-        f"{'; '.join(health.findings)} ({health.tokens} response tokens; {key}.min_agreement "
-        f"requires that at least {replay.min_agreement:.0%} of the sets of experts agree)"
+        f"{'; '.join(health.findings)} ({health.tokens} response tokens)"
     )
     if replay.on_unhealthy == "warn" or replay.replay_other_weights:
         logger.warning("%s; training on them anyway (counted as replay/unhealthy)", found)
-        return health
+        return sweeps, health
     raise ReplayError(
         f"{found}. The step was not trained. The routes are shifted, or they belong to other "
         "samples or other weights. Check the engine's version and every component between the "

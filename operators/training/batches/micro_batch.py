@@ -63,6 +63,8 @@ class RouterRows:
     parts_R: npt.NDArray[np.int32]
     """A code for each row's sample and part: 2i for the prompt of the i-th sample in `places`,
     2i + 1 for its response, and -1 for padding."""
+    positions_R: npt.NDArray[np.int64]
+    """Each row's position in its sample."""
     sets_LRK: npt.NDArray[Any] | None
     """The recorded experts in each layer of this rank, ascending; None if nothing is replayed. Rows
     that are not REPLAYED hold meaningless zeros."""
@@ -193,6 +195,7 @@ def lay_out(micro_rows: MicroRows, ids: Mapping[int, str], contents: Contents) -
     ends = _ends(places, N, multiple) if micro_rows.packed else np.array([0, N], np.int32)
     held_M = context.held(ends)
     kinds_BM = context.cut(kinds_BN, held_M)
+    positions_BM = context.cut(positions_BN, held_M)
     sets_RLK = None if sets_BNLK is None else sequence.rows(context.cut(sets_BNLK, held_M))
     return MicroBatch(
         places=places,
@@ -200,11 +203,12 @@ def lay_out(micro_rows: MicroRows, ids: Mapping[int, str], contents: Contents) -
         ends=ends,
         context=context,
         tokens_BM=context.cut(tokens_BN, held_M),
-        positions_BM=context.cut(positions_BN, held_M),
+        positions_BM=positions_BM,
         padding_BM=kinds_BM == PADDING,
         rows=RouterRows(
             kinds_R=sequence.rows(kinds_BM),
             parts_R=sequence.rows(context.cut(parts_BN, held_M)),
+            positions_R=sequence.rows(positions_BM),
             sets_LRK=None
             if sets_RLK is None
             else np.ascontiguousarray(sets_RLK.transpose(1, 0, 2)),

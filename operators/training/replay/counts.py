@@ -1,14 +1,19 @@
-"""Counts of replayed rows, for each layer and each sample."""
+"""Counts of replayed rows, for each layer and each sample.
+
+Dimensions: R rows that this rank's routers see in a micro-batch; X parts or windows of all samples
+in a micro-batch. `OfSample` explains the others.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from operators.training.batches.micro_batch import NATIVE, PADDING, REPLAYED, MicroBatch
 from operators.training.errors import ReplayError
-from operators.training.replay.hooks import Replayer
+from operators.training.replay.hooks import DIFFERENT, FOREIGN, SAME, Replayer
 
 
 @dataclass(frozen=True)
@@ -34,9 +39,25 @@ class LayerCounts:
 Counts = dict[int, LayerCounts]
 """Counts, keyed by the layer's index in the model."""
 
-SampleCounts = dict[str, npt.NDArray[np.int64]]
-"""Row counts, int64 [2, 2] for each sample id, summed over layers. The first index selects the
-prompt or the response, the second index the replayed or the agreeing rows."""
+WINDOW = 8
+"""Number of consecutive positions of a sample that are counted together."""
+
+
+@dataclass(frozen=True)
+class OfSample:
+    """Counts of a sample's recorded sets, for the rows and layers of one rank.
+
+    Dimensions: L layers of the rank; P parts (prompt, response); W windows of WINDOW positions; C
+    counts: replayed sets, those that differ from the router's choice, and those that are FOREIGN.
+    """
+
+    sets_LPC: npt.NDArray[np.int32]
+    windows_WC: npt.NDArray[np.int32]
+    """Sums over the layers."""
+
+
+SampleCounts = dict[str, OfSample]
+"""Counts, keyed by sample id."""
 
 
 def counts_of(replayers: Mapping[int, Replayer]) -> Counts:
@@ -63,15 +84,28 @@ def sample_counts_of(
     """
     found: SampleCounts = {}
     for i, batch in enumerate(batches if replayers else ()):
-        parts_R = batch.rows.parts_R
         replayed_R = batch.rows.kinds_R == REPLAYED
-        agreeing_Rs = [replayer.agreeing_R[i].cpu().numpy() for replayer in replayers.values()]
-        size = 2 * len(batch.places)
-        replayed = len(replayers) * np.bincount(parts_R[replayed_R], minlength=size)
-        agreeing = sum(np.bincount(parts_R[rows_R], minlength=size) for rows_R in agreeing_Rs)
-        parts = np.stack([replayed, agreeing], axis=1).reshape(-1, 2, 2)
-        found |= {place.id: of_sample for place, of_sample in zip(batch.places, parts, strict=True)}
+        parts_R = batch.rows.parts_R[replayed_R]
+        windows = [-(-place.positions // WINDOW) for place in batch.places]
+        firsts = np.cumsum([0, *windows])
+        windows_R = firsts[parts_R // 2] + batch.rows.positions_R[replayed_R] // WINDOW
+        misfits = (replayer.misfits_R[i].cpu().numpy() for replayer in replayers.values())
+        misfits_LR = np.stack([misfits_R[replayed_R] for misfits_R in misfits])
+        sets_CLX, windows_CX = [], []
+        for least in (SAME, DIFFERENT, FOREIGN):
+            counted_LR = misfits_LR >= least
+            sets_CLX.append([_counts(parts_R, of_R, 2 * len(windows)) for of_R in counted_LR])
+            windows_CX.append(_counts(windows_R, counted_LR.sum(axis=0), firsts[-1]))
+        sets_LXC, windows_XC = np.transpose(sets_CLX, (1, 2, 0)), np.transpose(windows_CX)
+        for n, place in enumerate(batch.places):
+            parts, own = slice(2 * n, 2 * n + 2), slice(firsts[n], firsts[n + 1])
+            found[place.id] = OfSample(sets_LXC[:, parts], windows_XC[own])
     return found
+
+
+def _counts(codes_R: npt.NDArray[Any], weights_R: npt.NDArray[Any], size: int) -> npt.NDArray[Any]:
+    """Add up the weights of the rows with each code, int32 [size]."""
+    return np.bincount(codes_R, weights_R, size).astype(np.int32)
 
 
 def added(many: Iterable[Counts]) -> Counts:

@@ -1,31 +1,46 @@
 """A check that recorded routes fit the model that replays them, before any weight changes.
 
 Routes can be incorrect at their source even if every digest matches. For example, they may be
-shifted by a token or a layer, or taken from a different sample. The router's own choice then rarely
-agrees with the recording, and replay moves the trainer away from the engine instead of towards it.
-docs/design.md describes the measurements behind the thresholds.
+shifted by a token or a layer, or taken from a different sample. The recorded set of experts then
+often has less than half of its experts in common with the router's own choice (a foreign set), and
+replay moves the trainer away from the engine instead of towards it. Correct routes rarely have
+foreign sets, even if the policy has changed since it sampled. So a few rows are enough for a
+verdict. docs/design.md describes the measurements behind the limits.
+
+Dimensions: N samples; L MoE layers; P parts (prompt, response, both); W windows of all samples; C
+counts (see `OfSample`); S shares: of different and of foreign sets; U units, each a layer or part.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
-from operators.training.replay.counts import Counts, LayerCounts, SampleCounts, added
+from operators.training.replay.counts import WINDOW, OfSample, SampleCounts
 from pipeline.rl.mismatch import Mismatch, total_mismatch
 
-LEAST_TOKENS = 512
-"""Minimum number of response tokens for a verdict on a step's layers and KL."""
+FALSE_ALARM = 1e-6
+"""Maximum probability that a step with correct routes is refused by chance."""
+FOREIGN_SHARE, FOREIGN_OF_STEP = 0.05, 0.01
+"""Maximum share of foreign sets: in a layer or in a part of a sample, and in all layers of the
+step."""
+AGREEMENT_SHARE = 0.5
+"""Minimum agreement of a part of a sample, as a share of the agreement that is usual in the step.
+"""
+INDEPENDENT = 4
+"""Maximum number of layers that count as independent evidence on a row."""
+KL_FACTOR, KL_MARGIN, KL_SUM = 10.0, 1e-3, 0.5
+"""The KL with replay may be at most KL_FACTOR times the native KL, plus KL_MARGIN. The sum over the
+tokens may additionally exceed this by KL_SUM."""
 LEAST_ROWS = 32
-"""Minimum number of replayed rows for a verdict on a sample, its prompt or its response."""
-SAMPLE_SHARE = 0.5
-"""Minimum agreement of a sample, as a share of the median over the step's samples.
+"""Minimum number of replayed rows of a sample for the metric of the lowest agreement."""
 
-The agreement is normally similar for all samples of a step."""
-KL_FACTOR, KL_MARGIN = 10.0, 1e-3
-"""The KL with replay may be at most KL_FACTOR times the native KL, plus KL_MARGIN."""
+Counts = npt.NDArray[np.int32]
+Shares = npt.NDArray[np.float64]
 
+_PARTS = ("prompt", "response", "all rows")
 _SHOWN = 4
 """Maximum number of layers or samples that a finding lists."""
 
@@ -34,8 +49,10 @@ _SHOWN = 4
 class Evidence:
     """One rank's results from a log-prob pass with replay, for its own rows and tokens."""
 
-    counts: Counts = field(default_factory=dict)
+    layers: tuple[int, ...] = ()
+    """The rank's MoE layers, by their index in the model."""
     samples: SampleCounts = field(default_factory=dict)
+    """Counts for the rank's own rows and layers; empty if another rank counts them."""
     replayed: Mismatch | None = None
     """Mismatch with replay; None if another rank reports it."""
     native: Mismatch | None = None
@@ -43,32 +60,79 @@ class Evidence:
 
 
 @dataclass(frozen=True)
+class Misfit:
+    """Recorded sets that do not fit the model."""
+
+    layer: int | None
+    """The layer; None for all layers together."""
+    sample: str | None
+    """The sample; None for all samples together."""
+    rows: str
+    """'prompt', 'response', 'all rows' or a range of positions, such as '8..15'."""
+    sets: int
+    agreeing: int
+    foreign: int
+    limits: tuple[float, float]
+    """The minimum share of agreeing sets and the maximum share of foreign sets."""
+
+    def __str__(self) -> str:
+        names = [] if self.sample is None else [self.sample]
+        names += ["all layers" if self.layer is None else f"layer {self.layer}"]
+        least, most = self.limits
+        return (
+            f"{', '.join([*names, self.rows])}: of {self.sets} sets, "
+            f"{self.agreeing / self.sets:.1%} agree (expected at least {least:.1%}) and "
+            f"{self.foreign / self.sets:.1%} are foreign (expected at most {most:.1%})"
+        )
+
+
+@dataclass(frozen=True)
 class Health:
     """The verdict on a step's recorded routes, the same on all ranks."""
 
-    findings: tuple[str, ...]
-    """Reasons to refuse the routes; empty if the routes are healthy."""
-    judged: bool
-    """False if the step has too few tokens for a verdict on layers and KL."""
-    tokens: int
+    layers: tuple[Misfit, ...] = ()
+    """Layers that do not fit, with their most conspicuous part; the most conspicuous layer first.
+    """
+    samples: tuple[Misfit, ...] = ()
+    """Samples that do not fit, likewise."""
+    kl: tuple[float, float] | None = None
+    """KL with and without replay if the former is too high."""
+    tokens: int = 0
     """Number of response tokens that the KL is measured on."""
-    layer: float | None
-    """Agreement of the worst layer; None if no layer replayed a row."""
-    sample: float | None
-    """Agreement of the worst sample; None if every sample has fewer than LEAST_ROWS rows."""
+    agreements: tuple[float | None, float | None] = (None, None)
+    """Lowest agreement of a layer, and of a sample with at least LEAST_ROWS rows."""
+    strength: float | None = None
+    """The strongest evidence on any layer or sample, as a share of the evidence for a refusal; None
+    if nothing was replayed."""
+
+    @property
+    def findings(self) -> tuple[str, ...]:
+        """Reasons to refuse the routes; empty if the routes are healthy."""
+        found = [
+            f"{len(misfits)} {name}: " + "; ".join(map(str, misfits[:_SHOWN])) + more
+            for name, misfits in (("layers", self.layers), ("samples", self.samples))
+            if misfits
+            for more in ("; ..." if len(misfits) > _SHOWN else "",)
+        ]
+        if self.kl is not None:
+            replayed, native = self.kl
+            found.append(
+                f"KL between engine and trainer is {replayed:.2g} with replay, {native:.2g} without"
+            )
+        return tuple(found)
 
     @property
     def metrics(self) -> dict[str, float | None]:
         """The step's metrics, keyed by name."""
-        count = len(self.findings)
+        count = len(self.layers) + len(self.samples) + (self.kl is not None)
         return {
-            "replay/unhealthy": count if self.judged or count else None,
-            "replay/agreement_layer_min": self.layer,
-            "replay/agreement_sample_min": self.sample,
+            "replay/unhealthy": None if self.strength is None else count,
+            "replay/agreement_layer_min": self.agreements[0],
+            "replay/agreement_sample_min": self.agreements[1],
         }
 
 
-NOT_REPLAYED = Health((), False, 0, None, None)
+NOT_REPLAYED = Health()
 """The health of a step that replays nothing, or only the routes that it has just recorded."""
 
 
@@ -79,67 +143,143 @@ def judge(of_ranks: Sequence[Evidence], floor: float) -> Health:
         of_ranks: The results of all ranks.
         floor: Minimum agreement of a layer or sample.
     """
-    counts = added(one.counts for one in of_ranks)
     replayed = total_mismatch(one.replayed for one in of_ranks) or Mismatch(0, 0.0, 0)
     native = total_mismatch(one.native for one in of_ranks)
-    by_layer = {layer: _share(counts[layer]) for layer in sorted(counts) if counts[layer].replayed}
-    by_sample = _by_sample([one.samples for one in of_ranks], len(by_layer))
-    judged = replayed.tokens >= LEAST_TOKENS
-    findings = []
-    if judged and (low := {name: share for name, share in by_layer.items() if share < floor}):
-        findings.append(
-            f"agreement too low in {len(low)} of {len(by_layer)} layers: layer {_listed(low)}"
+    kl = None
+    if native is not None and native.kl is not None and kl_exceeds(replayed, native.kl):
+        kl = (replayed.kl or 0.0, native.kl)
+    layers = sorted({layer for one in of_ranks for layer in one.layers})
+    samples = _samples(of_ranks, layers)
+    if not samples:
+        return Health(kl=kl, tokens=replayed.tokens)
+    ids = tuple(samples)
+    sets_NLPC = _with_totals(np.stack([of.sets_LPC for of in samples.values()]))
+    sets_LPC = sets_NLPC.sum(axis=0)
+    windows_WC = np.concatenate([of.windows_WC for of in samples.values()])
+    places_W = [(n, w) for n, of in enumerate(samples.values()) for w in range(len(of.windows_WC))]
+
+    of_step_LS = np.tile([1.0 - floor, FOREIGN_SHARE], (len(layers) + 1, 1))
+    of_step_LS[-1, 1] = FOREIGN_OF_STEP
+    of_samples_LPS = _limits(sets_NLPC, floor)
+    weights_L1 = np.ones((len(layers) + 1, 1))
+    weights_L1[-1] = min(INDEPENDENT / len(layers), 1.0)
+    nats_LP = _evidence(sets_LPC, of_step_LS[:, None]) * weights_L1
+    nats_NLP = _evidence(sets_NLPC, of_samples_LPS) * weights_L1
+    nats_W = _evidence(windows_WC, of_samples_LPS[-1, -1]) * weights_L1[-1]
+    enough = math.log(2 * (nats_LP.size + nats_NLP.size + nats_W.size) / FALSE_ALARM)
+
+    names = [*layers, None]
+    of_layers = [
+        (nats_LP[i, p], _misfit(names[i], None, _PARTS[p], sets_LPC[i, p], of_step_LS[i]))
+        for i, p in np.argwhere(nats_LP > enough)
+    ]
+    of_samples = []
+    for n, i, p in np.argwhere(nats_NLP > enough):
+        sets_C, limits_S = sets_NLPC[n, i, p], of_samples_LPS[i, p]
+        of_samples.append(
+            (nats_NLP[n, i, p], _misfit(names[i], ids[n], _PARTS[p], sets_C, limits_S))
         )
-    median = float(np.median([*by_sample.values()])) if by_sample else 0.0
-    of_sample = max(floor, SAMPLE_SHARE * median)
-    if low_samples := {name: share for name, share in by_sample.items() if share < of_sample}:
-        findings.append(
-            f"agreement too low in {len(low_samples)} of {len(by_sample)} samples: "
-            f"{_listed(low_samples)} (median {median:.1%}, expected at least {of_sample:.1%})"
-        )
-    kl, kl_native = replayed.kl, None if native is None else native.kl
-    if judged and kl is not None and kl_native is not None:
-        limit = KL_FACTOR * kl_native + KL_MARGIN
-        if not math.isfinite(kl) or kl > limit:
-            findings.append(
-                f"KL between engine and trainer is {kl:.2g} with replay, {kl_native:.2g} without "
-                f"(expected at most {limit:.2g})"
-            )
+    for w in np.flatnonzero(nats_W > enough):
+        n, window = places_W[w]
+        rows = f"rows {window * WINDOW}..{window * WINDOW + WINDOW - 1}"
+        misfit = _misfit(None, ids[n], rows, windows_WC[w], of_samples_LPS[-1, -1])
+        of_samples.append((nats_W[w], misfit))
     return Health(
-        findings=tuple(findings),
-        judged=judged,
+        layers=_strongest(of_layers),
+        samples=_strongest(of_samples),
+        kl=kl,
         tokens=replayed.tokens,
-        layer=min(by_layer.values(), default=None),
-        sample=min(by_sample.values(), default=None),
+        agreements=_lowest(sets_NLPC),
+        strength=max(float(nats.max()) for nats in (nats_LP, nats_NLP, nats_W)) / enough,
     )
 
 
-def _share(count: LayerCounts) -> float:
-    return count.agreeing / count.replayed
+def kl_exceeds(replayed: Mismatch, native_kl: float) -> bool:
+    """Return whether the KL with replay is too high, given the native KL per token."""
+    limit = replayed.tokens * (KL_FACTOR * native_kl + KL_MARGIN) + KL_SUM
+    return not math.isfinite(replayed.kl_sum) or replayed.kl_sum > limit
 
 
-def _by_sample(of_ranks: Sequence[SampleCounts], layers: int) -> dict[str, float]:
-    """Return each sample's lowest agreement: in its prompt, its response, or both together.
+def _samples(of_ranks: Sequence[Evidence], layers: Sequence[int]) -> dict[str, OfSample]:
+    """Add up the counts of each sample over the ranks; `layers` are the layers of all ranks.
 
-    Each pipeline stage counts its own layers, so a row is counted once for each layer. Samples of a
-    group share a prompt and its routes. If the routes of two such samples were swapped, only the
-    agreement of the responses would be low.
+    Each pipeline stage counts its own layers, and each context-parallel rank its own rows.
     """
-    total: dict[str, np.ndarray] = {}
-    for samples in of_ranks:
-        for id, parts in samples.items():
-            total[id] = total[id] + parts if id in total else parts
-    found = {}
-    for id, parts in total.items():
-        all_parts = [*parts, parts.sum(axis=0)]
-        shares = [agree / rows for rows, agree in all_parts if rows >= LEAST_ROWS * layers > 0]
-        if shares:
-            found[id] = float(min(shares))
-    return found
+    total: dict[str, OfSample] = {}
+    for one in of_ranks:
+        own = [layers.index(layer) for layer in one.layers]
+        for id, of in one.samples.items():
+            if id not in total:
+                shape = (len(layers), *of.sets_LPC.shape[1:])
+                total[id] = OfSample(np.zeros(shape, np.int32), np.zeros_like(of.windows_WC))
+            total[id].sets_LPC[own] += of.sets_LPC
+            total[id].windows_WC[:] += of.windows_WC
+    return total
 
 
-def _listed(low: Mapping[str, float] | Mapping[int, float]) -> str:
-    """Return the lowest agreements as text, in ascending order. Example: '2 0.4%, 5 0.6%, ...'."""
-    lowest = sorted(low.items(), key=lambda item: item[1])
-    more = ", ..." if len(lowest) > _SHOWN else ""
-    return ", ".join(f"{name} {share:.1%}" for name, share in lowest[:_SHOWN]) + more
+def _with_totals(sets_NLPC: Counts) -> Counts:
+    """Append both parts together to P, and all layers together to L."""
+    sets_NLPC = np.concatenate([sets_NLPC, sets_NLPC.sum(axis=2, keepdims=True)], axis=2)
+    return np.concatenate([sets_NLPC, sets_NLPC.sum(axis=1, keepdims=True)], axis=1)
+
+
+def _shares(counts_C: Counts) -> Shares:
+    """Return the shares of different and of foreign sets; 0 without sets."""
+    return counts_C[..., 1:] / np.maximum(counts_C[..., :1], 1)
+
+
+def _limits(sets_NLPC: Counts, floor: float) -> Shares:
+    """Return the maximum shares in parts of samples, [L, P, S].
+
+    A changed policy lowers the agreement of all samples, so a sample is compared with the upper
+    quartile over the samples. The quartile is right even if the routes of most samples are wrong.
+    """
+    limits_LPS = np.full((*sets_NLPC.shape[1:3], 2), FOREIGN_SHARE)
+    for p in range(len(_PARTS)):
+        some_N = sets_NLPC[:, -1, p, 0] > 0
+        agreement_NL = 1.0 - _shares(sets_NLPC[some_N, :, p])[..., 0]
+        usual_L = np.quantile(agreement_NL, 0.75, axis=0) if some_N.any() else 0.0
+        limits_LPS[:, p, 0] = 1.0 - np.maximum(AGREEMENT_SHARE * usual_L, floor)
+    return limits_LPS
+
+
+def _evidence(counts_C: Counts, limits_S: Shares) -> Shares:
+    """Return the evidence that a share is above its limit, in nats.
+
+    If sets were independent, a share at or below the limit would produce n nats with a probability
+    of at most exp(-n) (Chernoff's bound).
+    """
+    shares_S = _shares(counts_C)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        nats_S = _entropy(shares_S, limits_S) + _entropy(1.0 - shares_S, 1.0 - limits_S)
+    return np.where(shares_S > limits_S, nats_S * counts_C[..., :1], 0.0).max(axis=-1)
+
+
+def _entropy(shares_S: Shares, limits_S: Shares) -> Shares:
+    return np.where(shares_S > 0, shares_S * np.log(shares_S / limits_S), 0.0)
+
+
+def _misfit(
+    layer: int | None, sample: str | None, rows: str, counts_C: Counts, limits_S: Shares
+) -> Misfit:
+    sets, different, foreign = (int(count) for count in counts_C)
+    limits = (1.0 - float(limits_S[0]), float(limits_S[1]))
+    return Misfit(layer, sample, rows, sets, sets - different, foreign, limits)
+
+
+def _strongest(found: Sequence[tuple[float, Misfit]]) -> tuple[Misfit, ...]:
+    """Return the strongest evidence on each layer or sample, starting with the strongest of all."""
+    of: dict[object, Misfit] = {}
+    for _, misfit in sorted(found, key=lambda item: -item[0]):
+        of.setdefault(misfit.layer if misfit.sample is None else misfit.sample, misfit)
+    return tuple(of.values())
+
+
+def _lowest(sets_NLPC: Counts) -> tuple[float | None, float | None]:
+    """Return the lowest agreement of a layer, and of a part of a sample with enough rows."""
+    layers = sets_NLPC.shape[1] - 1
+    of_layers, of_samples = sets_NLPC.sum(axis=0)[:-1, -1], sets_NLPC[:, -1].reshape(-1, 3)
+    many = of_samples[of_samples[:, 0] >= LEAST_ROWS * layers]
+    lowest = (1.0 - _shares(sets_XC)[:, 0] for sets_XC in (of_layers, many))
+    of_layer, of_sample = (float(of_X.min()) if len(of_X) else None for of_X in lowest)
+    return of_layer, of_sample

@@ -27,6 +27,10 @@ import torch
 from operators.training.batches.micro_batch import REPLAYED
 from operators.training.errors import ReplayError
 
+SAME, DIFFERENT, FOREIGN = 0, 1, 2
+"""How a recorded set compares with the router's own choice. A FOREIGN set has less than half of its
+experts in common with it. A set of one expert is never FOREIGN, because rounding can change it."""
+
 ScoresTopK = tuple[torch.Tensor, torch.Tensor]
 TopK = Callable[[torch.Tensor, int, int | None, int | None], ScoresTopK]
 """(scores [R, E], K, number of groups, groups to select) -> (chosen scores [R, K], ids [R, K])."""
@@ -147,14 +151,14 @@ class Replayer:
         self._sets_RK = sets_RK
         self.rows = np.zeros(3, np.int64)
         """Number of rows seen in the pass so far, by kind: REPLAYED, NATIVE, PADDING."""
-        self.agreeing_R: list[torch.Tensor] = []
-        """For each micro-batch, bool [R]: REPLAYED rows for which the router itself would choose
-        the same experts."""
+        self.misfits_R: list[torch.Tensor] = []
+        """For each micro-batch, uint8 [R]: SAME, DIFFERENT or FOREIGN; SAME if not REPLAYED."""
 
     @property
     def agreeing(self) -> int:
-        """Number of agreeing rows in all micro-batches so far."""
-        return sum(int(rows_R.sum()) for rows_R in self.agreeing_R)
+        """Number of REPLAYED rows in all micro-batches so far for which the router itself would
+        choose the same experts."""
+        return int(self.rows[REPLAYED]) - sum(int((of_R != SAME).sum()) for of_R in self.misfits_R)
 
     def get_replay_topk(
         self,
@@ -193,8 +197,7 @@ class Replayer:
             ids_RK = torch.where(replayed_R1, sets_RK.gather(1, order_RK), native_RK)
             if first_time:
                 self.rows += np.bincount(kinds, minlength=3)
-                same_R = (native_RK.sort(dim=1).values == sets_RK).all(dim=1)
-                self.agreeing_R.append(same_R & replayed_R1[:, 0])
+                self.misfits_R.append(_misfits(native_RK, sets_RK) * replayed_R1[:, 0])
         return scores.gather(1, ids_RK), ids_RK
 
     def _check(self, micro_batch: int, scores: torch.Tensor, topk: int) -> None:
@@ -210,6 +213,14 @@ class Replayer:
     def finish(self, forward_only: bool) -> None:
         """Check the pass; see _Cursors.finish."""
         self._cursors.finish(forward_only)
+
+
+def _misfits(native_RK: torch.Tensor, recorded_RK: torch.Tensor) -> torch.Tensor:
+    """Compare the experts that the router would choose with the recorded ones: uint8 [R]."""
+    K = native_RK.shape[1]
+    common_R = (native_RK[:, :, None] == recorded_RK[:, None, :]).sum(dim=(1, 2))
+    foreign_R = (2 * common_R < K) & (K > 1)
+    return (common_R < K).to(torch.uint8) + foreign_R.to(torch.uint8)
 
 
 def _uploaded(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
