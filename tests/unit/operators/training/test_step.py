@@ -6,8 +6,13 @@ from typing import Any
 import pytest
 
 from operators.training import step as module
+from operators.training.errors import ReplayError
+from operators.training.rank import Native
 from operators.training.replay.counts import LayerCounts
+from operators.training.replay.health import NOT_REPLAYED
+from operators.training.speed import Stopwatch
 from operators.training.step import must_replay, train_step
+from pipeline.rl.mismatch import Mismatch
 from tests.integration.training_replay.sealed import config_of
 
 REPLAYED = {"update epoch 0": {1: LayerCounts(8, 0, 0, 8)}}
@@ -51,7 +56,7 @@ def passes_of(monkeypatch: pytest.MonkeyPatch, config: Any, step: int, first: bo
     for name in ("native", "replaying"):
         monkeypatch.setattr(module, f"{name}_pass", pass_of(name))
     monkeypatch.setattr(module, "await_ranks", lambda: None)
-    monkeypatch.setattr(module, "_examine", lambda *_: None)
+    monkeypatch.setattr(module, "_examine", lambda _, __, sweeps, *___: (sweeps, NOT_REPLAYED))
     monkeypatch.setattr(module, "compare", compare)
     rank: Any = SimpleNamespace(
         config=config,
@@ -102,6 +107,57 @@ def test_a_native_pass_runs_in_the_first_step_and_every_native_every_steps(
     replays = measures or not bypass
     assert passes == ["replaying"] * replays + ["native"] * measures
     assert old == (None if bypass else "replaying")
+
+
+@pytest.mark.parametrize(
+    ("replayed", "latest", "native", "runs", "refused"),
+    [
+        (1e-2, 1e-2, None, False, False),
+        (1e-2, 0.0, 1e-2, True, False),
+        (2.95, 1.4e-4, 1.4e-4, True, True),
+    ],
+)
+def test_a_native_pass_runs_if_the_kl_is_too_high_for_the_latest_native_kl(
+    monkeypatch: pytest.MonkeyPatch,
+    replayed: float,
+    latest: float,
+    native: float | None,
+    runs: bool,
+    refused: bool,
+):
+    """The KL may be high because the policy has changed since the latest measurement."""
+    kls = {"replaying": replayed, "native": native}
+    ran: list[str] = []
+
+    def native_pass(*_: Any) -> Any:
+        ran.append("native")
+        return SimpleNamespace(logprobs="native")
+
+    def mismatch(_: Any, __: Any, logprobs: str | None) -> Mismatch | None:
+        return None if logprobs is None else Mismatch(1000, 1000 * (kls[logprobs] or 0.0), 0)
+
+    monkeypatch.setattr(module, "native_pass", native_pass)
+    monkeypatch.setattr(module, "_mismatch", mismatch)
+    monkeypatch.setattr(module, "_say", lambda *_: None)
+    monkeypatch.setattr(module, "gathered", lambda value: [value])
+    rank: Any = SimpleNamespace(
+        config=config_of(router_replay={"mode": "R3", "on_unhealthy": "fail"}),
+        position=SimpleNamespace(speaks_for_rows=False),
+        chunks=[],
+        native=Native(latest),
+    )
+    trained: Any = SimpleNamespace(logprobs="replaying", counts={}, samples={})
+    sweeps = module._Sweeps(trained, None, None, None, None, {}, {}, None)
+    arguments: Any = (rank, SimpleNamespace(step=7), sweeps, trained, Stopwatch())
+    if refused:
+        with pytest.raises(ReplayError, match="step 7: "):
+            module._examine(*arguments)
+    else:
+        found, health = module._examine(*arguments)
+        assert found.native == ("native" if runs else None)
+        assert health.findings == ()
+    assert ran == ["native"] * runs
+    assert rank.native.kl == (native if runs else latest)
 
 
 def test_without_replay_bypass_mode_omits_the_pass(monkeypatch: pytest.MonkeyPatch):

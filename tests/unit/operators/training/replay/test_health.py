@@ -76,8 +76,8 @@ def counted(misfits_LT, rows):
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_correct_routes_are_healthy(policy):
-    """The evidence stays below half of that for a refusal in each of 50 steps."""
-    for seed in range(50):
+    """The evidence stays below half of that for a refusal in each of 20 steps."""
+    for seed in range(20):
         health = Step(policy, seed).health
         assert health.findings == ()
         assert health.strength < 0.5
@@ -183,8 +183,10 @@ def test_an_agreement_below_the_minimum_is_a_finding():
 def test_samples_without_replayed_rows_are_ignored():
     step = Step("two policies newer")
     rows = slice(0, 0)
-    aborted = {f"0/{20 + i}/0": counted(of, rows)(slice(None)) for i, of in
-               enumerate(step.misfits.values())}
+    aborted = {
+        f"0/{20 + i}/0": counted(of, rows)(slice(None))
+        for i, of in enumerate(step.misfits.values())
+    }
     whole = step.evidence()
     health = judge([replace(whole, samples={**whole.samples, **aborted})], FLOOR)
     assert health.findings == ()
@@ -202,8 +204,6 @@ def test_kl_with_replay_far_above_the_native_kl_is_a_finding():
     assert health.kl == (pytest.approx(1.2), pytest.approx(1.1e-4))
     assert health.metrics["replay/unhealthy"] == 1
     assert judge([replace(whole, native=kl(512, 0.15))], FLOOR).kl is None
-    without = judge([step.evidence(), Evidence(native=kl(512, 1e-4), replayed=kl(512, 1.2))], FLOOR)
-    assert without.kl == health.kl or without.kl is not None
 
 
 def test_the_limit_for_the_kl():

@@ -9,7 +9,14 @@ from megatron.core.transformer.moe.moe_utils import topk_routing_with_score_func
 
 from operators.training.batches.micro_batch import NATIVE, PADDING, REPLAYED
 from operators.training.errors import ReplayError
-from operators.training.replay.hooks import Recorder, Replayer, bound
+from operators.training.replay.hooks import (
+    DIFFERENT,
+    FOREIGN,
+    SAME,
+    Recorder,
+    Replayer,
+    bound,
+)
 
 ROWS, EXPERTS = 512, 32
 
@@ -101,6 +108,28 @@ def test_rows_without_a_valid_recording_are_routed_natively():
     counts = [int((kinds == kind).sum()) for kind in (REPLAYED, NATIVE, PADDING)]
     assert replay.rows.tolist() == counts
     assert replay.agreeing == counts[0]
+
+
+@pytest.mark.parametrize(
+    ("topk", "common", "expected"),
+    [
+        (4, (4, 3, 2, 1, 0), (SAME, DIFFERENT, DIFFERENT, FOREIGN, FOREIGN)),
+        (3, (3, 2, 1, 0), (SAME, DIFFERENT, FOREIGN, FOREIGN)),
+        (2, (2, 1, 0), (SAME, DIFFERENT, FOREIGN)),
+        (1, (1, 0), (SAME, DIFFERENT)),
+    ],
+)
+def test_recorded_sets_are_compared_with_the_native_choice(topk, common, expected):
+    """A set with less than half of its experts in common is foreign, except in top-1 models."""
+    scores = scores_of(0, len(common))
+    order = scores.argsort(dim=1, descending=True)
+    rows = [[*order[i, :n], *order[i, topk : 2 * topk - n]] for i, n in enumerate(common)]
+    sets = np.sort(np.array(rows, np.uint8), axis=1)
+    route(scores, topk, replay := replayer([sets]))
+    assert replay.misfits_R[0].tolist() == list(expected)
+    kinds = np.full(len(common), NATIVE, np.uint8)
+    route(scores, topk, native := replayer([sets], [kinds]))
+    assert native.misfits_R[0].tolist() == [SAME] * len(common)
 
 
 def test_a_recomputation_gets_the_routes_of_its_micro_batch():
