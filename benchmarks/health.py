@@ -158,8 +158,8 @@ def row(policy: str, found: Found) -> tuple[str, ...]:
     }
     return (
         *(policy, found.name, f"{1 - different / sets:.1%}", f"{foreign / sets:.2%}"),
-        *("-" if share is None else f"{share:.1%}" for share in health.agreements),
-        *(f"{health.strength or 0.0:.2f}", *kls),
+        *("-" if share is None else f"{share:.1%}" for share in (health.layer, health.sample)),
+        *(f"{health.evidence or 0.0:.2f}", *kls),
         ", ".join(name for name, why in refused.items() if why) or "trained",
     )
 

@@ -76,7 +76,7 @@ def make_samples(
         seed: The seed of tokens and routes.
         step: The step in the samples' ids.
         version: The policy version.
-        known: The probability that a response's row is valid.
+        known: The probability that a response's row is valid. A sample with other rows is aborted.
         prompt_seed: The seed of the prompts' tokens; None if `seed` also determines these.
     """
     rng = np.random.default_rng(seed)
@@ -102,7 +102,7 @@ def make_samples(
                     response_tokens_G=rng.integers(0, 100, G).astype(np.uint32),
                     loss_mask_G=rng.random(G) < 0.9,
                     logprobs_G=-rng.random(G).astype(np.float32),
-                    finish_reason="stop",
+                    finish_reason="stop" if valid.all() else "abort",
                     version_spans=(VersionSpan(version, 0, G),),
                     seed=sampling_seed(1, id),
                     reward=float(rng.random()),

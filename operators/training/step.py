@@ -47,7 +47,7 @@ from operators.training.passes.logprob_pass import (
 from operators.training.passes.update import Updates, update
 from operators.training.rank import Rank
 from operators.training.replay.counts import Counts, check_passes
-from operators.training.replay.health import NOT_REPLAYED, Evidence, Health, judge, kl_exceeds
+from operators.training.replay.health import NOT_REPLAYED, Evidence, Health, judge, kl_too_high
 from operators.training.speed import Stopwatch, memory_peaks
 from operators.training.step_metrics import (
     Metrics,
@@ -316,19 +316,19 @@ def _examine(
     )
     evidence = gathered(of_rank)
     replayed = total_mismatch(one.replayed for one in evidence)
-    if sweeps.native is None and replayed and kl_exceeds(replayed, rank.native.kl):
+    if sweeps.native is None and replayed and kl_too_high(replayed, rank.native.kl):
         sweeps = replace(sweeps, native=_native(rank, data, watch))
         evidence += gathered(Evidence(native=_mismatch(rank, data, sweeps.native)))
     native = total_mismatch(one.native for one in evidence)
     if native is not None and native.kl is not None:
         rank.native.kl = native.kl
     health = judge(evidence, replay.min_agreement)
-    if not health.findings:
+    if not health.reasons:
         return sweeps, health
     key = "actor_rollout_ref.actor.router_replay"
     found = (
         f"step {data.step}: the recorded routes do not fit this model: "
-        f"{'; '.join(health.findings)} ({health.tokens} response tokens)"
+        f"{'; '.join(health.reasons)} ({health.tokens} response tokens)"
     )
     if replay.on_unhealthy == "warn" or replay.replay_other_weights:
         logger.warning("%s; training on them anyway (counted as replay/unhealthy)", found)

@@ -39,7 +39,8 @@ class RouterReplay(Section):
         ge=0,
         description="With recorded routes (R3, replay_file): interval, in steps, at which the "
         "mismatch without replay is also measured. Each measurement takes a second forward pass. "
-        "The first step of an attempt always includes a measurement; with 0, no other step does. "
+        "The first step of an attempt always includes a measurement, and so does a step whose "
+        "mismatch is far above the latest measurement; with 0, no other step does. "
         "In every mode with trainer.max_staleness=1: interval, in steps, at which engine mismatch "
         "and staleness are measured separately (docs/corrections.md).",
     )
@@ -50,7 +51,8 @@ class RouterReplay(Section):
         json_schema_extra=FOR_WORKERS | formerly(0.1),
         description="Minimum share of rows, in each layer and in each sample, for which the "
         "trainer's own router would choose the recorded experts. If the share is lower in any "
-        "layer or sample, the routes are unhealthy (see on_unhealthy).",
+        "layer or sample, the routes are unhealthy (see on_unhealthy). Other limits are fixed "
+        "(docs/replay.md).",
     )
     on_unhealthy: Literal["fail", "warn"] = Field(
         "fail",

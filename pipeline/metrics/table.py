@@ -188,9 +188,9 @@ GROUPS = (
             Metric(
                 "replay/unhealthy",
                 "findings",
-                "Problems found by the checks on layers, samples and KL. Above 0 only with "
-                "`on_unhealthy=warn` or `replay_other_weights`; otherwise, a problem ends the "
-                "step. None if there are no recorded routes, or too few tokens to check.",
+                "Layers and samples whose routes do not fit, plus 1 if the KL is too high. Above 0 "
+                "only with `on_unhealthy=warn` or `replay_other_weights`; otherwise, a finding "
+                "ends the step. None if the step replays no recorded routes.",
             ),
             Metric("replay/rows", "positions", "Replayed positions."),
             Metric(

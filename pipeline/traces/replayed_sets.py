@@ -26,9 +26,9 @@ from pipeline.traces.format.manifest import (
     read_manifest,
     refuse_pruned,
 )
-from pipeline.traces.format.types import Kind, TraceError
+from pipeline.traces.format.types import Kind, Sample, TraceError
 from pipeline.traces.read.joined import used_routes
-from pipeline.traces.read.reader import every_sample
+from pipeline.traces.read.reader import every_sample, read_routes
 from pipeline.traces.recorded_sets import seal_copy
 
 _MODE = "actor_rollout_ref.actor.router_replay.mode"
@@ -71,8 +71,8 @@ def check_replay(source: Store, step: int, expected: Expected) -> Manifest:
         ObjectMissingError: The set lacks this step or one of its files.
         CorruptObjectError: A file's size differs from the size in its commit.
         TraceError: The set was recorded with different prompts or a different tokenizer; its
-            policy 0 has different weights; or its samples, policy version, geometry or kind of
-            routes are not as expected.
+            policy 0 has different weights; its samples, policy version, geometry or kind of routes
+            are not as expected; or the routes of a finished response are incomplete.
     """
     name = f"replay_file {source.uri}, step {step}"
     refuse_pruned(source, step)
@@ -87,7 +87,13 @@ def check_replay(source: Store, step: int, expected: Expected) -> Manifest:
         )
     _check_routes(name, manifest, expected)
     _check_files(source, manifest)
+    total = manifest.rows["rows_total"].to_pylist()
+    valid = manifest.rows["rows_valid"].to_pylist()
+    partial = {id for id, *rows in zip(manifest.ids, total, valid, strict=True) if len({*rows}) > 1}
+    required: dict[str, npt.NDArray[np.bool_]] = {}
     for sample in every_sample(source, manifest):
+        if expected.kind is not None and sample.id in partial and sample.finish_reason != "abort":
+            required[sample.id] = _required_rows(sample)
         row = sample.prompt_id.split(".")[0]
         prompt = expected.prompt_tokens.get(row)
         if prompt is None:
@@ -103,6 +109,7 @@ def check_replay(source: Store, step: int, expected: Expected) -> Manifest:
                 f"prompt and tokenizer it is {ours}; use the data.train_files and "
                 "actor_rollout_ref.model.path of the set's run, or a different replay_file"
             )
+    _check_known(name, source, manifest, required)
     return manifest
 
 
@@ -204,6 +211,32 @@ def _check_routes(name: str, manifest: Manifest, expected: Expected) -> None:
             f"{name}: routes for {manifest.geometry}, but this run's model has "
             f"{expected.geometry}; use the actor_rollout_ref.model.path of the set's run"
         )
+
+
+def _required_rows(sample: Sample) -> npt.NDArray[np.bool_]:
+    """Return the rows of a finished response whose routing must be known, bool [S - 1].
+
+    Only the routing of tokens that an environment inserted, which are not in the loss, may be
+    unknown.
+    """
+    prompt_P = np.ones(len(sample.prompt_tokens_P), np.bool_)
+    return np.concatenate([prompt_P, sample.loss_mask_G])[:-1]
+
+
+def _check_known(
+    name: str, source: Store, manifest: Manifest, required: Mapping[str, npt.NDArray[np.bool_]]
+) -> None:
+    """Raise TraceError for a sample whose required rows are not all valid."""
+    for ids in manifest.id_batches(required):
+        for id, routes in read_routes(source, manifest, ids).items():
+            unknown = np.flatnonzero(required[id] & ~routes.valid_T)
+            if len(unknown):
+                raise TraceError(
+                    f"{name}: sample {id}: the routing of {len(unknown)} of {len(routes.valid_T)} "
+                    f"rows is unknown (rows {unknown[0]} to {unknown[-1]}), but the response is "
+                    "finished, so all rows of its prompt and of tokens in the loss must be valid; "
+                    f"use a set with complete routes, or set {_MODE}=disabled"
+                )
 
 
 def _check_files(source: Store, manifest: Manifest) -> None:

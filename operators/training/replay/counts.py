@@ -1,6 +1,6 @@
 """Counts of replayed rows, for each layer and each sample.
 
-Dimensions: R rows that this rank's routers see in a micro-batch; X parts or windows of all samples
+Dimensions: R rows that this rank's routers see in a micro-batch; X parts or blocks of all samples
 in a micro-batch. `OfSample` explains the others.
 """
 
@@ -39,7 +39,7 @@ class LayerCounts:
 Counts = dict[int, LayerCounts]
 """Counts, keyed by the layer's index in the model."""
 
-WINDOW = 8
+BLOCK = 8
 """Number of consecutive positions of a sample that are counted together."""
 
 
@@ -47,12 +47,12 @@ WINDOW = 8
 class OfSample:
     """Counts of a sample's recorded sets, for the rows and layers of one rank.
 
-    Dimensions: L layers of the rank; P parts (prompt, response); W windows of WINDOW positions; C
+    Dimensions: L layers of the rank; P parts (prompt, response); B blocks of BLOCK positions; C
     counts: replayed sets, those that differ from the router's choice, and those that are FOREIGN.
     """
 
     sets_LPC: npt.NDArray[np.int32]
-    windows_WC: npt.NDArray[np.int32]
+    block_BC: npt.NDArray[np.int32]
     """Sums over the layers."""
 
 
@@ -86,20 +86,20 @@ def sample_counts_of(
     for i, batch in enumerate(batches if replayers else ()):
         replayed_R = batch.rows.kinds_R == REPLAYED
         parts_R = batch.rows.parts_R[replayed_R]
-        windows = [-(-place.positions // WINDOW) for place in batch.places]
-        firsts = np.cumsum([0, *windows])
-        windows_R = firsts[parts_R // 2] + batch.rows.positions_R[replayed_R] // WINDOW
+        blocks = [-(-place.positions // BLOCK) for place in batch.places]
+        firsts = np.cumsum([0, *blocks])
+        block_R = firsts[parts_R // 2] + batch.rows.positions_R[replayed_R] // BLOCK
         misfits = (replayer.misfits_R[i].cpu().numpy() for replayer in replayers.values())
         misfits_LR = np.stack([misfits_R[replayed_R] for misfits_R in misfits])
-        sets_CLX, windows_CX = [], []
+        sets_CLX, block_CX = [], []
         for least in (SAME, DIFFERENT, FOREIGN):
             counted_LR = misfits_LR >= least
-            sets_CLX.append([_counts(parts_R, of_R, 2 * len(windows)) for of_R in counted_LR])
-            windows_CX.append(_counts(windows_R, counted_LR.sum(axis=0), firsts[-1]))
-        sets_LXC, windows_XC = np.transpose(sets_CLX, (1, 2, 0)), np.transpose(windows_CX)
+            sets_CLX.append([_counts(parts_R, of_R, 2 * len(blocks)) for of_R in counted_LR])
+            block_CX.append(_counts(block_R, counted_LR.sum(axis=0), firsts[-1]))
+        sets_LXC, block_XC = np.transpose(sets_CLX, (1, 2, 0)), np.transpose(block_CX)
         for n, place in enumerate(batch.places):
             parts, own = slice(2 * n, 2 * n + 2), slice(firsts[n], firsts[n + 1])
-            found[place.id] = OfSample(sets_LXC[:, parts], windows_XC[own])
+            found[place.id] = OfSample(sets_LXC[:, parts], block_XC[own])
     return found
 
 

@@ -7,7 +7,7 @@ replay moves the trainer away from the engine instead of towards it. Correct rou
 foreign sets, even if the policy has changed since it sampled. So a few rows are enough for a
 verdict. docs/design.md describes the measurements behind the limits.
 
-Dimensions: N samples; L MoE layers; P parts (prompt, response, both); W windows of all samples; C
+Dimensions: N samples; L MoE layers; P parts (prompt, response, both); B blocks of all samples; C
 counts (see `OfSample`); S shares: of different and of foreign sets; U units, each a layer or part.
 """
 
@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from operators.training.replay.counts import WINDOW, OfSample, SampleCounts
+from operators.training.replay.counts import BLOCK, OfSample, SampleCounts
 from pipeline.rl.mismatch import Mismatch, total_mismatch
 
-FALSE_ALARM = 1e-6
+_FALSE_ALARM = 1e-6
 """Maximum probability that a step with correct routes is refused by chance."""
 FOREIGN_SHARE, FOREIGN_OF_STEP = 0.05, 0.01
 """Maximum share of foreign sets: in a layer or in a part of a sample, and in all layers of the
@@ -29,7 +29,7 @@ step."""
 AGREEMENT_SHARE = 0.5
 """Minimum agreement of a part of a sample, as a share of the agreement that is usual in the step.
 """
-INDEPENDENT = 4
+_INDEPENDENT = 4
 """Maximum number of layers that count as independent evidence on a row."""
 KL_FACTOR, KL_MARGIN, KL_SUM = 10.0, 1e-3, 0.5
 """The KL with replay may be at most KL_FACTOR times the native KL, plus KL_MARGIN. The sum over the
@@ -60,8 +60,8 @@ class Evidence:
 
 
 @dataclass(frozen=True)
-class Misfit:
-    """Recorded sets that do not fit the model."""
+class WrongRoutes:
+    """A layer or a part of a sample whose recorded sets do not fit the model."""
 
     layer: int | None
     """The layer; None for all layers together."""
@@ -90,30 +90,32 @@ class Misfit:
 class Health:
     """The verdict on a step's recorded routes, the same on all ranks."""
 
-    layers: tuple[Misfit, ...] = ()
+    layers: tuple[WrongRoutes, ...] = ()
     """Layers that do not fit, with their most conspicuous part; the most conspicuous layer first.
     """
-    samples: tuple[Misfit, ...] = ()
+    samples: tuple[WrongRoutes, ...] = ()
     """Samples that do not fit, likewise."""
     kl: tuple[float, float] | None = None
     """KL with and without replay if the former is too high."""
     tokens: int = 0
     """Number of response tokens that the KL is measured on."""
-    agreements: tuple[float | None, float | None] = (None, None)
-    """Lowest agreement of a layer, and of a sample with at least LEAST_ROWS rows."""
-    strength: float | None = None
-    """The strongest evidence on any layer or sample, as a share of the evidence for a refusal; None
-    if nothing was replayed."""
+    layer: float | None = None
+    """Lowest agreement of a layer; None if nothing was replayed."""
+    sample: float | None = None
+    """Lowest agreement of a sample's prompt, response or both; None if none has LEAST_ROWS rows."""
+    evidence: float | None = None
+    """The strongest evidence against any layer or sample, as a share of the evidence that refuses
+    it; None if nothing was replayed."""
 
     @property
-    def findings(self) -> tuple[str, ...]:
+    def reasons(self) -> tuple[str, ...]:
         """Reasons to refuse the routes; empty if the routes are healthy."""
-        found = [
-            f"{len(misfits)} {name}: " + "; ".join(map(str, misfits[:_SHOWN])) + more
-            for name, misfits in (("layers", self.layers), ("samples", self.samples))
-            if misfits
-            for more in ("; ..." if len(misfits) > _SHOWN else "",)
-        ]
+        found = []
+        for name, findings in (("layers", self.layers), ("samples", self.samples)):
+            if findings:
+                more = "; ..." if len(findings) > _SHOWN else ""
+                listed = "; ".join(map(str, findings[:_SHOWN]))
+                found.append(f"{len(findings)} {name}: {listed}{more}")
         if self.kl is not None:
             replayed, native = self.kl
             found.append(
@@ -126,9 +128,9 @@ class Health:
         """The step's metrics, keyed by name."""
         count = len(self.layers) + len(self.samples) + (self.kl is not None)
         return {
-            "replay/unhealthy": None if self.strength is None else count,
-            "replay/agreement_layer_min": self.agreements[0],
-            "replay/agreement_sample_min": self.agreements[1],
+            "replay/unhealthy": None if self.evidence is None else count,
+            "replay/agreement_layer_min": self.layer,
+            "replay/agreement_sample_min": self.sample,
         }
 
 
@@ -146,55 +148,53 @@ def judge(of_ranks: Sequence[Evidence], floor: float) -> Health:
     replayed = total_mismatch(one.replayed for one in of_ranks) or Mismatch(0, 0.0, 0)
     native = total_mismatch(one.native for one in of_ranks)
     kl = None
-    if native is not None and native.kl is not None and kl_exceeds(replayed, native.kl):
+    if native is not None and native.kl is not None and kl_too_high(replayed, native.kl):
         kl = (replayed.kl or 0.0, native.kl)
     layers = sorted({layer for one in of_ranks for layer in one.layers})
     samples = _samples(of_ranks, layers)
     if not samples:
         return Health(kl=kl, tokens=replayed.tokens)
-    ids = tuple(samples)
     sets_NLPC = _with_totals(np.stack([of.sets_LPC for of in samples.values()]))
     sets_LPC = sets_NLPC.sum(axis=0)
-    windows_WC = np.concatenate([of.windows_WC for of in samples.values()])
-    places_W = [(n, w) for n, of in enumerate(samples.values()) for w in range(len(of.windows_WC))]
+    block_BC = np.concatenate([of.block_BC for of in samples.values()])
 
     of_step_LS = np.tile([1.0 - floor, FOREIGN_SHARE], (len(layers) + 1, 1))
     of_step_LS[-1, 1] = FOREIGN_OF_STEP
     of_samples_LPS = _limits(sets_NLPC, floor)
     weights_L1 = np.ones((len(layers) + 1, 1))
-    weights_L1[-1] = min(INDEPENDENT / len(layers), 1.0)
+    weights_L1[-1] = min(_INDEPENDENT / len(layers), 1.0)
     nats_LP = _evidence(sets_LPC, of_step_LS[:, None]) * weights_L1
     nats_NLP = _evidence(sets_NLPC, of_samples_LPS) * weights_L1
-    nats_W = _evidence(windows_WC, of_samples_LPS[-1, -1]) * weights_L1[-1]
-    enough = math.log(2 * (nats_LP.size + nats_NLP.size + nats_W.size) / FALSE_ALARM)
+    nats_B = _evidence(block_BC, of_samples_LPS[-1, -1]) * weights_L1[-1]
+    enough = math.log(2 * (nats_LP.size + nats_NLP.size + nats_B.size) / _FALSE_ALARM)
 
-    names = [*layers, None]
+    names, ids = [*layers, None], [*samples]
+    places = [(n, b) for n, of in enumerate(samples.values()) for b in range(len(of.block_BC))]
     of_layers = [
-        (nats_LP[i, p], _misfit(names[i], None, _PARTS[p], sets_LPC[i, p], of_step_LS[i]))
+        (nats_LP[i, p], _finding((names[i], None, _PARTS[p]), sets_LPC[i, p], of_step_LS[i]))
         for i, p in np.argwhere(nats_LP > enough)
     ]
     of_samples = []
     for n, i, p in np.argwhere(nats_NLP > enough):
-        sets_C, limits_S = sets_NLPC[n, i, p], of_samples_LPS[i, p]
-        of_samples.append(
-            (nats_NLP[n, i, p], _misfit(names[i], ids[n], _PARTS[p], sets_C, limits_S))
-        )
-    for w in np.flatnonzero(nats_W > enough):
-        n, window = places_W[w]
-        rows = f"rows {window * WINDOW}..{window * WINDOW + WINDOW - 1}"
-        misfit = _misfit(None, ids[n], rows, windows_WC[w], of_samples_LPS[-1, -1])
-        of_samples.append((nats_W[w], misfit))
+        place, limits_S = (names[i], ids[n], _PARTS[p]), of_samples_LPS[i, p]
+        of_samples.append((nats_NLP[n, i, p], _finding(place, sets_NLPC[n, i, p], limits_S)))
+    for row in np.flatnonzero(nats_B > enough):
+        n, b = places[row]
+        place = (None, ids[n], f"rows {b * BLOCK}..{b * BLOCK + BLOCK - 1}")
+        of_samples.append((nats_B[row], _finding(place, block_BC[row], of_samples_LPS[-1, -1])))
+    of_layer, of_sample = _lowest(sets_NLPC)
     return Health(
         layers=_strongest(of_layers),
         samples=_strongest(of_samples),
         kl=kl,
         tokens=replayed.tokens,
-        agreements=_lowest(sets_NLPC),
-        strength=max(float(nats.max()) for nats in (nats_LP, nats_NLP, nats_W)) / enough,
+        layer=of_layer,
+        sample=of_sample,
+        evidence=max(float(nats.max()) for nats in (nats_LP, nats_NLP, nats_B)) / enough,
     )
 
 
-def kl_exceeds(replayed: Mismatch, native_kl: float) -> bool:
+def kl_too_high(replayed: Mismatch, native_kl: float) -> bool:
     """Return whether the KL with replay is too high, given the native KL per token."""
     limit = replayed.tokens * (KL_FACTOR * native_kl + KL_MARGIN) + KL_SUM
     return not math.isfinite(replayed.kl_sum) or replayed.kl_sum > limit
@@ -211,9 +211,9 @@ def _samples(of_ranks: Sequence[Evidence], layers: Sequence[int]) -> dict[str, O
         for id, of in one.samples.items():
             if id not in total:
                 shape = (len(layers), *of.sets_LPC.shape[1:])
-                total[id] = OfSample(np.zeros(shape, np.int32), np.zeros_like(of.windows_WC))
+                total[id] = OfSample(np.zeros(shape, np.int32), np.zeros_like(of.block_BC))
             total[id].sets_LPC[own] += of.sets_LPC
-            total[id].windows_WC[:] += of.windows_WC
+            total[id].block_BC[:] += of.block_BC
     return total
 
 
@@ -259,19 +259,19 @@ def _entropy(shares_S: Shares, limits_S: Shares) -> Shares:
     return np.where(shares_S > 0, shares_S * np.log(shares_S / limits_S), 0.0)
 
 
-def _misfit(
-    layer: int | None, sample: str | None, rows: str, counts_C: Counts, limits_S: Shares
-) -> Misfit:
+def _finding(
+    place: tuple[int | None, str | None, str], counts_C: Counts, limits_S: Shares
+) -> WrongRoutes:
     sets, different, foreign = (int(count) for count in counts_C)
     limits = (1.0 - float(limits_S[0]), float(limits_S[1]))
-    return Misfit(layer, sample, rows, sets, sets - different, foreign, limits)
+    return WrongRoutes(*place, sets, sets - different, foreign, limits)
 
 
-def _strongest(found: Sequence[tuple[float, Misfit]]) -> tuple[Misfit, ...]:
-    """Return the strongest evidence on each layer or sample, starting with the strongest of all."""
-    of: dict[object, Misfit] = {}
-    for _, misfit in sorted(found, key=lambda item: -item[0]):
-        of.setdefault(misfit.layer if misfit.sample is None else misfit.sample, misfit)
+def _strongest(found: Sequence[tuple[float, WrongRoutes]]) -> tuple[WrongRoutes, ...]:
+    """Return the finding with most evidence on each layer or sample, in the order of evidence."""
+    of: dict[object, WrongRoutes] = {}
+    for _, finding in sorted(found, key=lambda item: -item[0]):
+        of.setdefault(finding.layer if finding.sample is None else finding.sample, finding)
     return tuple(of.values())
 
 

@@ -534,3 +534,57 @@ def test_trainers_rows_that_differ_from_the_samples_are_refused(stores):
     with pytest.raises(TraceError, match=rf"sample {id}: \d+ rows of routes, expected \d+"):
         write_recorded_set(run, record, 0)
     assert any(f"sample {id}" in p.text for p in verify(run).problems)
+
+
+def with_unknown(sample, rows, **changes):
+    """Return a sample in which the routing of some rows is unknown."""
+    valid_T = np.ones(len(sample.routes.valid_T), bool)
+    valid_T[rows] = False
+    sets_TLK = sample.routes.sets_TLK.copy()
+    sets_TLK[~valid_T] = np.arange(GEOMETRY.topk)
+    return replace(sample, routes=Routes(sets_TLK, valid_T), **changes)
+
+
+@pytest.mark.parametrize("kind", ["R3", "R2"])
+@pytest.mark.parametrize("finish", ["stop", "length", "abort"])
+@pytest.mark.parametrize("rows", [slice(-2, None), slice(0, 1), slice(4, 5)])
+def test_a_finished_response_with_unknown_rows_is_refused(stores, kind, finish, rows):
+    """Cases: its last, its first or a middle row. An aborted response may have unknown rows."""
+    run, record, again = stores
+    samples = make_samples(known=1.0)
+    longest = max(range(len(samples)), key=lambda i: len(samples[i].tokens_S))
+    mask_G = np.ones_like(samples[longest].loss_mask_G)
+    samples[longest] = with_unknown(
+        samples[longest], rows, finish_reason=finish, loss_mask_G=mask_G
+    )
+    SEALED[kind](run, samples)
+    write_recorded_set(run, record, 0)
+    write_run(again, samples, kind)
+    if finish == "abort":
+        seal_replay(again, record, 0, make_window())
+        return
+    with pytest.raises(TraceError, match=f"sample {samples[longest].id}: "):
+        seal_replay(again, record, 0, make_window())
+    disabled = replace(expected_of(again, 0, make_window()), kind=None, geometry=None)
+    check_replay(record, 0, disabled)
+
+
+def test_the_routing_of_an_inserted_token_may_be_unknown(stores):
+    """Such a token is not in the loss. The routing of its neighbours must be known."""
+    run, record, again = stores
+    samples = make_samples(known=1.0)
+    longest = max(range(len(samples)), key=lambda i: len(samples[i].tokens_S))
+    mask_G = np.ones_like(samples[longest].loss_mask_G)
+    mask_G[1:3] = False
+    rows = len(samples[longest].prompt_tokens_P) + np.array([1, 2])
+    samples[longest] = with_unknown(samples[longest], rows, loss_mask_G=mask_G)
+    sealed_r3(run, samples)
+    write_recorded_set(run, record, 0)
+    write_run(again, samples, "R3")
+    seal_replay(again, record, 0, make_window())
+    other = open_store(again.uri + "-other")
+    samples[longest] = with_unknown(samples[longest], rows + 1, loss_mask_G=mask_G)
+    sealed_r3(other, samples)
+    write_run(other, samples, "R3")
+    with pytest.raises(TraceError, match=f"sample {samples[longest].id}: "):
+        check_replay(other, 0, expected_of(other, 0, make_window()))

@@ -155,7 +155,7 @@ def test_a_native_pass_runs_if_the_kl_is_too_high_for_the_latest_native_kl(
     else:
         found, health = module._examine(*arguments)
         assert found.native == ("native" if runs else None)
-        assert health.findings == ()
+        assert health.reasons == ()
     assert ran == ["native"] * runs
     assert rank.native.kl == (native if runs else latest)
 

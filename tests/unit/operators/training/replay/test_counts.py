@@ -10,7 +10,7 @@ import torch
 from operators.training.batches.micro_batch import REPLAYED, Contents, Slice, lay_out
 from operators.training.batches.zigzag import Zigzag
 from operators.training.errors import ReplayError
-from operators.training.replay.counts import WINDOW, LayerCounts, check_passes, sample_counts_of
+from operators.training.replay.counts import BLOCK, LayerCounts, check_passes, sample_counts_of
 from tests.unit.operators.training.batches.test_layout import (
     GEOMETRY,
     coded_routes,
@@ -56,14 +56,14 @@ def test_each_set_of_a_sample_is_counted_once_over_all_ranks(packed, context, sl
             for layer, misfits_R in zip(GEOMETRY.layers, misfits_LR, strict=True)
         }
         for id, of in sample_counts_of(replayers, [batch]).items():
-            total[id] = total[id] + np.concatenate([of.sets_LPC.reshape(-1, 3), of.windows_WC])
+            total[id] = total[id] + np.concatenate([of.sets_LPC.reshape(-1, 3), of.block_BC])
     for id, sample in samples.items():
         misfits_TL = np.where(valid[id][:, None], routes[id].sets_TLK[..., 0].astype(int) % 3, -1)
         counted_TLC = np.stack([misfits_TL >= least for least in range(3)], axis=2)
         P = len(sample.prompt_tokens_P)
         sets_LPC = np.stack([counted_TLC[:P].sum(axis=0), counted_TLC[P:].sum(axis=0)], axis=1)
-        starts = np.arange(0, lengths[id], WINDOW)
-        windows_WC = np.add.reduceat(counted_TLC.sum(axis=1), starts, axis=0)
-        expected = np.concatenate([sets_LPC.reshape(-1, 3), windows_WC])
+        starts = np.arange(0, lengths[id], BLOCK)
+        block_BC = np.add.reduceat(counted_TLC.sum(axis=1), starts, axis=0)
+        expected = np.concatenate([sets_LPC.reshape(-1, 3), block_BC])
         assert total[id].tolist() == expected.tolist()
     assert sample_counts_of({}, [batch]) == {}

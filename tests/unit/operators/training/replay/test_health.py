@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from operators.training.replay.counts import WINDOW, OfSample
-from operators.training.replay.health import NOT_REPLAYED, Evidence, Misfit, judge, kl_exceeds
+from operators.training.replay.counts import BLOCK, OfSample
+from operators.training.replay.health import NOT_REPLAYED, Evidence, WrongRoutes, judge, kl_too_high
 from operators.training.replay.hooks import DIFFERENT, FOREIGN
 from pipeline.rl.mismatch import Mismatch
 
@@ -66,10 +66,10 @@ def counted(misfits_LT, rows):
         here_T = np.zeros(misfits_LT.shape[1], bool)
         here_T[rows] = True
         at_CLT = np.stack([(misfits_LT[layers] >= least) & here_T for least in range(3)])
-        starts = np.arange(0, misfits_LT.shape[1], WINDOW)
+        starts = np.arange(0, misfits_LT.shape[1], BLOCK)
         parts = [at_CLT[:, :, :PROMPT].sum(axis=2), at_CLT[:, :, PROMPT:].sum(axis=2)]
-        windows_CW = np.add.reduceat(at_CLT.sum(axis=1), starts, axis=1)
-        return OfSample(np.transpose(parts, (2, 0, 1)).astype(np.int32), windows_CW.T)
+        block_CB = np.add.reduceat(at_CLT.sum(axis=1), starts, axis=1)
+        return OfSample(np.transpose(parts, (2, 0, 1)).astype(np.int32), block_CB.T)
 
     return of
 
@@ -79,8 +79,8 @@ def test_correct_routes_are_healthy(policy):
     """The evidence stays below half of that for a refusal in each of 20 steps."""
     for seed in range(20):
         health = Step(policy, seed).health
-        assert health.findings == ()
-        assert health.strength < 0.5
+        assert health.reasons == ()
+        assert health.evidence < 0.5
     assert health.metrics["replay/unhealthy"] == 0
     agreement = 1 - POLICIES[policy][0]
     assert health.metrics["replay/agreement_layer_min"] == pytest.approx(agreement, abs=0.05)
@@ -92,9 +92,9 @@ def test_correct_routes_are_healthy(policy):
 def test_all_responses_shifted(policy, response):
     step = Step(policy, response=response)
     step.spoil(step.misfits, rows=slice(PROMPT, None))
-    found = {misfit.layer: misfit for misfit in step.health.layers}
+    found = {finding.layer: finding for finding in step.health.layers}
     assert found.keys() == {*LAYERS, None}
-    assert {misfit.rows for misfit in found.values()} == {"response"}
+    assert {finding.rows for finding in found.values()} == {"response"}
     assert found[None].sets == GROUPS * OF_GROUP * response * len(LAYERS)
     assert found[None].agreeing == 0
 
@@ -127,10 +127,10 @@ def test_one_wrong_sample_is_named(policy, layers, rows, layer, named):
     rows in its middle, and the entire sample."""
     step = Step(policy)
     step.spoil([ONE], layers, rows)
-    [misfit] = step.health.samples
-    assert (misfit.sample, misfit.layer) == (ONE, layer)
-    assert misfit.rows in (named, "response", "rows 16..23")
-    assert misfit.foreign / misfit.sets > misfit.limits[1]
+    [finding] = step.health.samples
+    assert (finding.sample, finding.layer) == (ONE, layer)
+    assert finding.rows in (named, "response", "rows 16..23")
+    assert finding.foreign / finding.sets > finding.limits[1]
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -138,7 +138,7 @@ def test_responses_exchanged_in_a_group(policy):
     step = Step(policy)
     ids = [id for id in step.misfits if id.startswith("0/5/")]
     step.spoil(ids, rows=slice(PROMPT, None))
-    assert {misfit.sample for misfit in step.health.samples} == set(ids)
+    assert {finding.sample for finding in step.health.samples} == set(ids)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -146,8 +146,8 @@ def test_a_few_wrong_rows_in_every_sample(policy):
     """No sample is conspicuous, but together they are: two rows of every response."""
     step = Step(policy)
     step.spoil(step.misfits, rows=slice(PROMPT, PROMPT + 2))
-    [misfit] = [misfit for misfit in step.health.layers if misfit.layer is None]
-    assert (misfit.sample, misfit.rows) == (None, "response")
+    [finding] = [finding for finding in step.health.layers if finding.layer is None]
+    assert (finding.sample, finding.rows) == (None, "response")
 
 
 def test_most_samples_wrong_in_one_layer():
@@ -155,8 +155,8 @@ def test_most_samples_wrong_in_one_layer():
     step = Step("two policies newer")
     ids = list(step.misfits)[: len(step.misfits) * 7 // 10]
     step.spoil(ids, layers=slice(2, 3))
-    assert LAYERS[2] in {misfit.layer for misfit in step.health.layers}
-    assert {misfit.sample for misfit in step.health.samples} == set(ids)
+    assert LAYERS[2] in {finding.layer for finding in step.health.layers}
+    assert {finding.sample for finding in step.health.samples} == set(ids)
 
 
 def test_the_same_verdict_in_every_layout():
@@ -175,8 +175,8 @@ def test_an_agreement_below_the_minimum_is_a_finding():
     """Routes without foreign sets: the policy has changed too much."""
     step = Step(groups=100)
     step.spoil(step.misfits, layers=slice(0, 1), wrong=(0.75, 0.0))
-    misfit = judge([step.evidence()], 0.3).layers[0]
-    assert (misfit.layer, misfit.limits) == (LAYERS[0], (pytest.approx(0.7 - 0.4), 0.05))
+    finding = judge([step.evidence()], 0.3).layers[0]
+    assert (finding.layer, finding.limits) == (LAYERS[0], (pytest.approx(0.7 - 0.4), 0.05))
     assert step.health.layers == ()
 
 
@@ -189,7 +189,7 @@ def test_samples_without_replayed_rows_are_ignored():
     }
     whole = step.evidence()
     health = judge([replace(whole, samples={**whole.samples, **aborted})], FLOOR)
-    assert health.findings == ()
+    assert health.reasons == ()
 
 
 def kl(tokens, per_token):
@@ -208,11 +208,11 @@ def test_kl_with_replay_far_above_the_native_kl_is_a_finding():
 
 def test_the_limit_for_the_kl():
     """10 times the native KL, plus 0.001 per token, plus 0.5."""
-    assert not kl_exceeds(kl(10, 0.05), 0.0)
-    assert kl_exceeds(kl(10, 0.06), 0.0)
-    assert not kl_exceeds(kl(100_000, 0.19), 0.019)
-    assert kl_exceeds(kl(100_000, 0.2), 0.019)
-    assert kl_exceeds(kl(10, float("nan")), 1e-4)
+    assert not kl_too_high(kl(10, 0.05), 0.0)
+    assert kl_too_high(kl(10, 0.06), 0.0)
+    assert not kl_too_high(kl(100_000, 0.19), 0.019)
+    assert kl_too_high(kl(100_000, 0.2), 0.019)
+    assert kl_too_high(kl(10, float("nan")), 1e-4)
 
 
 def test_a_step_without_replay_has_the_same_metrics():
@@ -220,5 +220,5 @@ def test_a_step_without_replay_has_the_same_metrics():
 
 
 def test_a_finding_names_places_and_numbers():
-    misfit = Misfit(3, ONE, "response", 40, 1, 30, (0.45, 0.05))
-    assert all(part in str(misfit) for part in ("0/3/1", "layer 3", "2.5%", "75.0%", "45.0%"))
+    finding = WrongRoutes(3, ONE, "response", 40, 1, 30, (0.45, 0.05))
+    assert all(part in str(finding) for part in ("0/3/1", "layer 3", "2.5%", "75.0%", "45.0%"))
