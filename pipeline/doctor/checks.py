@@ -249,7 +249,8 @@ def _probe(*words: str) -> dict[str, Any]:
     environment = os.environ | {"PYTHONSAFEPATH": "1"}
     try:
         ended = subprocess.run(
-            (sys.executable, "-m", *words),
+            # As for a worker: without the variables of a launcher that started this process.
+            (sys.executable, "-m", "pipeline.launch.own_environment", "-m", *words),
             env=environment,
             capture_output=True,
             text=True,

@@ -13,7 +13,7 @@ def rollout_command(python: str, run_uri: str, worker: str, attempt: int) -> tup
         attempt: The attempt's number.
     """
     options = {"--run-uri": run_uri, "--worker": worker, "--attempt": str(attempt)}
-    return (python, "-m", "operators.rollout", *words(options))
+    return (*_program(python, "operators.rollout"), *words(options))
 
 
 def training_command(
@@ -32,7 +32,13 @@ def training_command(
     """
     torchrun = {"--nproc-per-node": str(ranks), "--max-restarts": "0"}
     program = {"-m": "operators.training", "--run-uri": run_uri, "--attempt": str(attempt)}
-    return (python, "-m", "torch.distributed.run", *gang, *words(torchrun), *words(program))
+    run = _program(python, "torch.distributed.run")
+    return (*run, *gang, *words(torchrun), *words(program))
+
+
+def _program(python: str, module: str) -> tuple[str, ...]:
+    """Return the beginning of a command; the environment of a surrounding launcher is dropped."""
+    return (python, "-m", "pipeline.launch.own_environment", "-m", module)
 
 
 def words(options: Mapping[str, str]) -> list[str]:
