@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,8 +30,9 @@ _PREFECT = {
     "DO_NOT_TRACK": "1",
     # The terminal shows the run's own display; Prefect's log lines appear only in its UI.
     "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
-    # The run's own server starts slowly, because other starting processes share the cores.
-    "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
+    # The run's own server starts slowly on a busy machine. The wait is shown, and ends at once if
+    # the server's process ends.
+    "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "1800",
 }
 
 
@@ -112,7 +114,8 @@ class ReadyRun:
             display.phase("flow", "starting Prefect")
             from pipeline.flows.server import prefect_server
 
-            with prefect_server(local_folder(config)) as server:
+            show = partial(display.phase, "flow")
+            with prefect_server(local_folder(config), show) as server:
                 from pipeline.flows.local import run_flow  # takes seconds, while the server starts
 
                 run = open_run(run_flow(self._inputs, display, server))

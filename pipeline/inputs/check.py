@@ -4,6 +4,7 @@ The checks do not write into the run and do not start anything. Every input is c
 another one has problems, so that all problems are shown together.
 """
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from functools import partial
@@ -22,6 +23,7 @@ from pipeline.extras import EXTRAS, need
 from pipeline.inputs.attach import Mended, attach, settings_of_older_run
 from pipeline.inputs.checked import CheckedInputs
 from pipeline.inputs.custom_files import CustomFiles, check_custom_files, unscored_problems
+from pipeline.inputs.machine import check_prefect
 from pipeline.inputs.model_folder import (
     ModelFolder,
     find_model,
@@ -39,6 +41,8 @@ from pipeline.inputs.prompts import (
 from pipeline.inputs.run_length import with_run_length
 from pipeline.inputs.space import (
     check_policy_cache,
+    check_prefect_home,
+    check_scratch,
     probe,
     space_notes,
     space_problems,
@@ -52,6 +56,7 @@ from pipeline.run import keys
 from pipeline.run.plan import StepPlan, find_plan
 from pipeline.run.planning import make_plan, make_window
 from pipeline.store import ObjectMissingError, Store, StoreError, is_remote, open_store
+from pipeline.store.schemes import greet
 from pipeline.traces import Expected, TraceError, check_replay, names_weights
 
 _T = TypeVar("_T")
@@ -65,6 +70,7 @@ def check_inputs(config: RunConfig, on_cluster: InstalledGpus | None = None) -> 
     machine. Raises InputError, which lists all problems.
     """
     problems: list[str] = []
+    _greet_servers(config)
     config, stored, former_notes = settings_of_older_run(config)
     model, prompts, val_prompts, custom, store = _parts(config, on_cluster, problems)
     if problems or model is None or prompts is None or custom is None or store is None:
@@ -110,8 +116,24 @@ def part_problems(config: RunConfig) -> list[str]:
     assumes that the workers run on this machine.
     """
     problems: list[str] = []
+    _greet_servers(config)
     _parts(config, None, problems)
     return problems
+
+
+def _greet_servers(config: RunConfig) -> None:
+    """Find servers of remote places that do not answer, so that the check waits for each once."""
+    data, actor = config.data, config.actor_rollout_ref
+    replay = actor.actor.router_replay
+    places = [config.store.uri, actor.model.path, config.custom_reward_function.path]
+    places += [replay.record_file, replay.replay_file]
+    for files in (data.train_files, data.val_files):
+        places += [files] if isinstance(files, str) else files or []
+    remote = [place for place in places if place is not None and is_remote(place)]
+    # All places of a scheme have the same server.
+    for place in {place.partition(":")[0]: place for place in remote}.values():
+        with contextlib.suppress(StoreError):  # reported with the setting
+            greet(place)
 
 
 def _parts(
@@ -137,7 +159,9 @@ def _parts(
     store = _try(problems, partial(_check_store, config))
     _try(problems, partial(_check_local_folder, config))
     if on_cluster is None:
-        _try(problems, partial(check_policy_cache, config))
+        for check in (partial(check_policy_cache, config), check_scratch, check_prefect_home):
+            _try(problems, check)
+        _try(problems, check_prefect)
     for name in {*config.trainer.logger} & {*EXTRAS}:
         _try(problems, partial(need, name, f"trainer.logger={name}"))
     if problems:  # if there are none, every step of the recorded set is compared later

@@ -1,5 +1,6 @@
 """Checks that a machine is large enough for a run that starts its workers on this machine."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,11 +13,14 @@ from pipeline.device import Device, choose_device, too_few_gpus
 from pipeline.errors import InputError
 from pipeline.hardware import core_count, gpu_pool, memory_size
 from pipeline.inputs.writes import Writes
+from pipeline.loopback import is_loopback
 from pipeline.model.families import moe_geometry
 from pipeline.run.attempts import attempt_of
 
 _MOST_PER_CORE = 4
 """Maximum number of processes per core. With more processes, minutes of work would take hours."""
+_ANSWER_S = 8.0
+"""Seconds within which the server that PREFECT_API_URL names must answer."""
 _WEIGHT = {"bfloat16": 2, "float32": 4}
 """Bytes per weight, keyed by dtype; a gradient takes at least as many bytes."""
 
@@ -52,6 +56,33 @@ def this_machine(config: RunConfig) -> Machine:
     except InputError as error:
         unusable = error.problems
     return Machine(core_count(), len(gpu_pool()), memory_size(), device, unusable)
+
+
+def check_prefect() -> None:
+    """Raise InputError if PREFECT_API_URL names a server that does not answer."""
+    import httpx
+
+    url = os.environ.get("PREFECT_API_URL")
+    if not url:
+        return  # the run starts its own server
+    try:
+        # Only Prefect's client knows which certificates are trusted; it checks them at the start.
+        status = httpx.get(
+            f"{url.rstrip('/')}/health",
+            timeout=_ANSWER_S,
+            trust_env=not is_loopback(url),
+            verify=False,
+        ).status_code
+        why = None if status < httpx.codes.INTERNAL_SERVER_ERROR else f"it answers {status}"
+    except (httpx.HTTPError, httpx.InvalidURL, ImportError, ValueError) as error:
+        why = str(error) or type(error).__name__
+    if why is not None:
+        raise InputError(
+            [
+                f"PREFECT_API_URL: found {url}, which cannot be reached: {why}; start that server, "
+                "or unset the variable to use an embedded one"
+            ]
+        )
 
 
 def machine_problems(

@@ -22,6 +22,9 @@ from pipeline.store import StoreError, open_store, shown_uri
 from pipeline.store.schemes import free_bytes, place_in
 
 
+_SCRATCH_BYTES = 1 << 16
+
+
 def probe(key: str, place: str) -> None:
     """Raise InputError unless objects can be created at a place; leave no objects behind."""
     try:
@@ -32,6 +35,39 @@ def probe(key: str, place: str) -> None:
         raise InputError(
             [f"{key}: found {shown_uri(place)}, which cannot be written: {error}{fix}"]
         ) from error
+
+
+def check_scratch() -> None:
+    """Raise InputError unless processes on this machine can write files in TMPDIR.
+
+    Python would silently use a different folder if TMPDIR were unusable.
+    """
+    try:
+        folder = os.environ.get("TMPDIR") or tempfile.gettempdir()
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(_SCRATCH_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise InputError(
+            [f"TMPDIR: files cannot be written there: {error}; set it to a folder with free space"]
+        ) from error
+
+
+def check_prefect_home() -> None:
+    """Raise InputError unless a run's own Prefect server can write its database."""
+    if os.environ.get("PREFECT_API_URL"):
+        return  # the run starts no server
+    try:
+        home = Path(os.environ.get("PREFECT_HOME") or "~/.prefect").expanduser()
+    except RuntimeError:  # neither HOME nor the password database names a home
+        home = None
+    found = None if home is None else _existing(home.absolute())
+    if found is None or not (found.is_dir() and os.access(found, os.W_OK | os.X_OK)):
+        what = "HOME is not set" if found is None else f"{found} is not a writable folder"
+        raise InputError(
+            [f"PREFECT_HOME: {what}; set it to a folder where Prefect may keep its database"]
+        )
 
 
 def check_policy_cache(config: RunConfig) -> None:

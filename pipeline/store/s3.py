@@ -25,7 +25,7 @@ from pipeline.store.base import (
     check_key,
     file_pieces,
 )
-from pipeline.store.s3_client import PATIENCE_S, RangeBeyondError, S3Client
+from pipeline.store.s3_client import PATIENCE_S, RangeBeyondError, S3Client, greet
 from pipeline.store.s3_debris import discard_upload, unfinished_uploads
 from pipeline.store.s3_ranges import PIECE, spans
 from pipeline.store.s3_upload import MAX_PARTS, PART, S3Upload
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _THREADS = 8
 _MUCH = 64 << 20
 """Before reading more bytes than this, a call compares the object's size with the expected size."""
-_PROBE_PATIENCE_S = 10.0
+_PROBE_PATIENCE_S = 8.0
 _SCHEME = "s3://"
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
@@ -317,6 +317,11 @@ def _start_again() -> None:
 
 
 os.register_at_fork(after_in_child=_start_again)
+
+
+def greet_server(uri: str) -> None:
+    """Make the first contact with a store's server; see `greet`. Raises StoreError."""
+    greet(_parse(uri)[0], uri)
 
 
 def make_bucket(uri: str, patience_s: float) -> bool:

@@ -19,6 +19,7 @@ import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError
 
+from pipeline.loopback import is_loopback
 from pipeline.store.base import (
     ObjectExistsError,
     ObjectMissingError,
@@ -41,8 +42,12 @@ PATIENCE_S = 120.0
 CONNECTIONS = 16
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 5.0
-_CONNECT_TIMEOUT_S = 10
-_READ_TIMEOUT_S = 60
+_CONNECT_TIMEOUT_S = 10.0
+_READ_TIMEOUT_S = 60.0
+_GREETING_S = 8.0
+_silent: dict[str, tuple[float, str]] = {}
+"""Servers that did not answer a greeting: until when requests to each fail at once (by
+time.monotonic()), and the error."""
 _T = TypeVar("_T")
 
 
@@ -97,6 +102,9 @@ class S3Client:
         tries, refreshed, first_failure = 0, False, 0.0
         while True:
             client = self._client(what)
+            until_s, silence = _silent.get(_host(client), (0.0, ""))
+            if time.monotonic() < until_s:
+                raise StoreError(f"{what} in {self._uri}: {silence}")
             try:
                 with operation(f"{what} in {self._uri}: {name}"):
                     answer = request(client)
@@ -148,7 +156,7 @@ class S3Client:
         with self._lock:
             if self._boto is None:
                 try:
-                    self._boto = _make_client()
+                    self._boto = _make_client(self._patience_s)
                 except (BotoCoreError, ValueError) as error:
                     # ValueError: the endpoint is not a URL. Neither message contains a secret.
                     raise StoreError(
@@ -184,7 +192,24 @@ def _error(verdict: Verdict, text: str) -> StoreError:
     return kinds.get(verdict.kind, RefusedError)(text)
 
 
-def _make_client() -> "BotoClient":
+def greet(bucket: str, uri: str) -> None:
+    """Make the first contact with a server. If it does not answer, later requests fail at once.
+
+    PATIENCE_S is for servers that restart. A server that does not answer the first request probably
+    has the wrong address, and a program that reads several inputs would wait for it each time.
+    """
+    client = S3Client(bucket, uri, _GREETING_S)
+    what, host = "reach the server", _host(client._client("reach the server"))
+    _silent.pop(host, None)
+    try:
+        client.call(what, "HeadBucket", lambda s3: s3.head_bucket(Bucket=bucket))
+    except (ObjectMissingError, RefusedError):
+        return  # it answered, or the settings are wrong; the next request reports the problem
+    except StoreError as error:
+        _silent[host] = (time.monotonic() + PATIENCE_S, str(error))
+
+
+def _make_client(patience_s: float) -> "BotoClient":
     session = boto3.session.Session()
     bundle = os.environ.get("AWS_CA_BUNDLE")
     if bundle and not Path(bundle).exists():
@@ -194,19 +219,22 @@ def _make_client() -> "BotoClient":
     path_style = os.environ.get(PATH_STYLE)
     if path_style is not None and path_style not in styles:
         raise ValueError(f"{PATH_STYLE}: found {path_style!r}, expected true or false")
-    return session.client(
-        "s3",
-        # boto3 reads only AWS_DEFAULT_REGION; all other SDKs read AWS_REGION.
-        region_name=os.environ.get("AWS_REGION") or session.region_name or "us-east-1",
-        config=Config(
-            retries={"total_max_attempts": 1},
-            max_pool_connections=CONNECTIONS,
-            connect_timeout=_CONNECT_TIMEOUT_S,
-            read_timeout=_READ_TIMEOUT_S,
-            s3={"addressing_style": styles[path_style] if path_style else "auto"},
-            user_agent_extra="retrace",
-        ),
+    config = Config(
+        retries={"total_max_attempts": 1},
+        max_pool_connections=CONNECTIONS,
+        connect_timeout=min(_CONNECT_TIMEOUT_S, patience_s / 2),
+        read_timeout=min(_READ_TIMEOUT_S, patience_s / 2),
+        s3={"addressing_style": styles[path_style] if path_style else "auto"},
+        user_agent_extra="retrace",
     )
+    # boto3 reads only AWS_DEFAULT_REGION; all other SDKs read AWS_REGION.
+    region = os.environ.get("AWS_REGION") or session.region_name or "us-east-1"
+    client = session.client("s3", region_name=region, config=config)
+    if not is_loopback(client.meta.endpoint_url):
+        return client
+    # A server on this machine is never reached through a proxy.
+    direct = config.merge(Config(proxies={}))
+    return session.client("s3", region_name=region, config=direct)
 
 
 def _host(client: "BotoClient") -> str:

@@ -46,6 +46,8 @@ class Scheme:
     """See `remove_empty_folders`."""
     free_bytes: Callable[[str], int | None] = lambda uri: None
     """See `free_bytes`."""
+    greet: Callable[[str], None] = lambda uri: None
+    """See `greet`."""
 
 
 def _folder(uri: str) -> Path:
@@ -93,6 +95,12 @@ def _make_bucket(uri: str, patience_s: float) -> bool:
     return make_bucket(uri, patience_s)
 
 
+def _greet_s3(uri: str) -> None:
+    from pipeline.store.s3 import greet_server
+
+    greet_server(uri)
+
+
 _FOLDER = Scheme(
     "file",
     "file:// URI",
@@ -106,7 +114,7 @@ _FOLDER = Scheme(
 _BOTO3 = "where boto3 looks for them: environment, profile, web identity"
 SCHEMES = (
     _FOLDER,
-    Scheme("s3", "s3://BUCKET/PREFIX", _BOTO3, True, _open_s3, _make_bucket),
+    Scheme("s3", "s3://BUCKET/PREFIX", _BOTO3, True, _open_s3, _make_bucket, greet=_greet_s3),
 )
 
 
@@ -173,6 +181,15 @@ def make_container(uri: str, patience_s: float) -> bool:
     StoreError.
     """
     return _known_scheme(uri).make_container(uri, patience_s)
+
+
+def greet(uri: str) -> None:
+    """Make the first contact with a store's server, within seconds.
+
+    If the server does not answer, requests to it fail at once for a while, with the same error.
+    Raises StoreError if the place is not valid or the client's settings are not.
+    """
+    _known_scheme(uri).greet(uri)
 
 
 def remove_empty_folders(uri: str) -> None:

@@ -3,15 +3,20 @@
 tests/integration/run/test_ending.py uses the real program, and ends runs in every possible way.
 """
 
+import asyncio
+import os
 import sys
+import urllib.request
 from pathlib import Path
 
 import psutil
 import pytest
+from prefect.client.orchestration import get_client
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
+from pipeline.errors import InputError
 from pipeline.flows import server
-from pipeline.flows.server import prefect_server
+from pipeline.flows.server import prefect_server, server_problem
 from pipeline.launch.base import LaunchError
 from tests.patience import eventually
 
@@ -52,7 +57,7 @@ def test_flows_report_to_the_server_within_the_context(
 ):
     stand_in(HEALTHY, monkeypatch)
     before = set(started())
-    with prefect_server(tmp_path) as reporting:
+    with prefect_server(tmp_path, print) as reporting:
         eventually(lambda: len(set(started()) - before) == 2, started)
         assert PREFECT_API_URL.value() is None
         with reporting:
@@ -67,7 +72,7 @@ def test_the_error_of_a_server_that_does_not_start_quotes_its_log(
     stand_in(BROKEN, monkeypatch)
     with (
         pytest.raises(LaunchError) as error,
-        prefect_server(tmp_path) as reporting,
+        prefect_server(tmp_path, print) as reporting,
         reporting,
     ):
         pytest.fail("the server never answered")
@@ -82,6 +87,84 @@ def test_the_server_ends_after_an_error_of_the_flow(
 ):
     stand_in(HEALTHY, monkeypatch)
     before = set(started())
-    with pytest.raises(KeyboardInterrupt), prefect_server(tmp_path) as reporting, reporting:
+    with pytest.raises(KeyboardInterrupt), prefect_server(tmp_path, print) as reporting, reporting:
         raise KeyboardInterrupt
     assert set(started()) <= before
+
+
+PROXIES = [
+    {"http_proxy": "http://127.0.0.1:9"},
+    {"HTTP_PROXY": "http://127.0.0.1:9", "HTTPS_PROXY": "127.0.0.1:9", "NO_PROXY": "example.org"},
+    {"all_proxy": "socks5://127.0.0.1:9"},
+    {"ALL_PROXY": "socks5h://127.0.0.1:9", "no_proxy": "[::1],10.0.0.0/8"},
+    {"all_proxy": "socks://127.0.0.1:9", "http_proxy": "http://127.0.0.1:9", "no_proxy": "*"},
+]
+
+
+@pytest.fixture(params=PROXIES, ids=str)
+def proxies(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    for name in {*os.environ}:
+        if name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
+    for name, value in request.param.items():
+        monkeypatch.setenv(name, value)
+    return {name: value for name, value in os.environ.items() if name.lower().endswith("_proxy")}
+
+
+async def ask() -> Exception | None:
+    async with get_client() as client:
+        return await client.api_healthcheck()
+
+
+def test_the_runs_own_server_is_not_asked_through_a_proxy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, proxies: dict[str, str]
+):
+    """Neither by HTTP nor by websockets. Afterwards, the environment is as before."""
+    stand_in(HEALTHY, monkeypatch)
+    with prefect_server(tmp_path, print) as reporting, reporting:
+        with get_client(sync_client=True) as client:
+            assert client.api_healthcheck() is None
+        assert asyncio.run(ask()) is None
+        assert urllib.request.proxy_bypass("127.0.0.1:4200")  # what websockets look at
+        url = PREFECT_API_URL.value()
+        assert {name: os.environ[name] for name in proxies if name.lower() != "no_proxy"} == {
+            name: value for name, value in proxies.items() if name.lower() != "no_proxy"
+        }
+        with temporary_settings({PREFECT_API_URL: url}):
+            assert server_problem() is None, "a named server on this machine is treated alike"
+    now = {name: value for name, value in os.environ.items() if name.lower().endswith("_proxy")}
+    assert now == proxies
+
+
+@pytest.mark.parametrize(
+    "url", ["http://127.0.0.1:9/api", "http://retrace.invalid:4200/api", "nonsense"]
+)
+def test_a_named_server_that_does_not_answer_is_a_problem(tmp_path: Path, url: str):
+    with temporary_settings({PREFECT_API_URL: url}):
+        problem = server_problem()
+        assert problem is not None
+        assert problem.startswith(f"PREFECT_API_URL: found {url}, which cannot be reached: ")
+        with pytest.raises(InputError), prefect_server(tmp_path, print):
+            pytest.fail("the block must not begin")
+    assert not (tmp_path / "prefect-server.log").exists()
+
+
+def test_a_named_server_behind_an_unusable_proxy_is_a_problem(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("all_proxy", "socks://127.0.0.1:9")
+    with temporary_settings({PREFECT_API_URL: "http://prefect.example.org/api"}):
+        assert "socks" in str(server_problem()).lower()
+
+
+def test_a_slow_start_is_shown_and_ends_with_the_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    stand_in("import time; time.sleep(1.5); raise SystemExit(3)", monkeypatch)
+    monkeypatch.setattr(server, "_SHOWN_EVERY_S", 0.2)
+    shown: list[str] = []
+    with (
+        pytest.raises(LaunchError, match="ended with 3"),
+        prefect_server(tmp_path, shown.append) as reporting,
+        reporting,
+    ):
+        pytest.fail("the server never answered")
+    assert any(str(tmp_path / "prefect-server.log") in line for line in shown)
