@@ -33,10 +33,10 @@ _DEAD = "ZX"
 
 
 @dataclass(frozen=True)
-class Owner:
+class Identity:
     """The unique identity of a process.
 
-    Example: Owner('2f0c9a1b', '77e01d4c', 4026531836, 17, 93).
+    Example: Identity('2f0c9a1b', '77e01d4c', 4026531836, 17, 93).
     """
 
     host: str
@@ -91,10 +91,10 @@ def remove_abandoned(parent: Path | None = None) -> None:
         log.info("removed scratch folder %s of process %d, which was killed", folder, owner.pid)
 
 
-def this_process() -> Owner:
+def this_process() -> Identity:
     """Return the identity of this process."""
     host, boot, namespace = _place()
-    return Owner(host, boot, namespace, os.getpid(), _state_and_start(os.getpid())[1])
+    return Identity(host, boot, namespace, os.getpid(), _state_and_start(os.getpid())[1])
 
 
 @cache
@@ -108,7 +108,24 @@ def _place() -> tuple[str, str, int]:
     return host, boot, os.stat("/proc/self/ns/pid").st_ino
 
 
-def _owner(folder: Path) -> Owner | None:
+def parse_identity(text: str) -> Identity:
+    """Return the identity that `str` shows as `text`. Raises ValueError for any other text."""
+    host, boot, *numbers = text.split("-")
+    return Identity(host, boot, *map(int, numbers))
+
+
+def is_running(process: Identity) -> bool | None:
+    """Return whether a process still runs; None if it ran elsewhere or before a restart."""
+    if (process.host, process.boot, process.namespace) != _place():
+        return None
+    try:
+        state, started = _state_and_start(process.pid)
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state not in _DEAD and started == process.started
+
+
+def _owner(folder: Path) -> Identity | None:
     """Return the owner that a folder's name identifies.
 
     Returns None if the name identifies no owner, if the folder belongs to another user, or if
@@ -124,23 +141,15 @@ def _owner(folder: Path) -> Owner | None:
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
         return None
     numbers = (int(match[name]) for name in ("namespace", "pid", "started"))
-    return Owner(match["host"], match["boot"], *numbers)
+    return Identity(match["host"], match["boot"], *numbers)
 
 
-def _is_gone(owner: Owner) -> bool:
+def _is_gone(owner: Identity) -> bool:
     """Return whether a process is known to have ended."""
-    host, boot, namespace = _place()
-    if owner.host != host:
-        return False
-    if owner.boot != boot:
+    host, boot, _ = _place()
+    if owner.host == host and owner.boot != boot:
         return True  # this host has restarted since the process began
-    if owner.namespace != namespace:
-        return False
-    try:
-        state, started = _state_and_start(owner.pid)
-    except (FileNotFoundError, ProcessLookupError):
-        return True
-    return state in _DEAD or started != owner.started
+    return is_running(owner) is False
 
 
 def _state_and_start(pid: int) -> tuple[str, int]:

@@ -1,13 +1,19 @@
 """The logs of a run's workers on this machine."""
 
+import socket
 from pathlib import Path
 
 from pipeline.errors import InputError
 from pipeline.run import keys
-from pipeline.run.commit import read_commit
+from pipeline.run.commit import parsing, read_commit
+from pipeline.run.owner import Owner, owner_of
 from pipeline.store import Store, open_store, shown_uri
 from pipeline.store.settings import use_settings
 from retrace.opened import open_run
+
+
+class NoLogsError(InputError):
+    """This machine has no logs of a run. The run's workers may not have started yet."""
 
 
 def log_files(run: str | Path) -> list[Path]:
@@ -20,8 +26,9 @@ def log_files(run: str | Path) -> list[Path]:
         run: The folder or URI of a run, or its settings file.
 
     Raises:
-        InputError: This machine has no logs of the run. For a run on Kubernetes, the message gives
-            the commands that print the logs.
+        NoLogsError: This machine has no logs of the run; its workers may not have started yet.
+        InputError: The logs are elsewhere. For a run on Kubernetes, the message gives the commands
+            that print the logs.
         TraceError: No run exists at this location.
         StoreError: The store cannot be read.
     """
@@ -45,9 +52,14 @@ def log_files(run: str | Path) -> list[Path]:
     if found:
         return found
     name = config.trainer.run_name
-    if (flow_run := _flow_run(store)) is not None:
-        raise InputError([_on_kubernetes(name, flow_run)])
-    raise InputError(
+    if (owner := _newest_owner(store)) is not None:
+        if owner.flow_run is not None:
+            raise InputError([_on_kubernetes(name, owner.flow_run)])
+        if owner.host != socket.gethostname():
+            raise InputError(
+                [f"{folder} contains no logs of the run {name!r}: its newest start was {owner}"]
+            )
+    raise NoLogsError(
         [
             f"{folder} contains no logs of the run {name!r} (store: {shown_uri(store.uri)}); call "
             "this on the machine and in the folder where `retrace run` was called; if "
@@ -56,14 +68,15 @@ def log_files(run: str | Path) -> list[Path]:
     )
 
 
-def _flow_run(store: Store) -> str | None:
-    """Return the Prefect flow run on Kubernetes that owns the newest attempt, or None."""
+def _newest_owner(store: Store) -> Owner | None:
+    """Return the owner of the newest attempt; None if there is no attempt, or it names no owner."""
     numbers = [keys.attempt_number(info.key) for info in store.list(keys.attempts())]
     started = [number for number in numbers if number is not None]
     if not started:
         return None
-    owner = read_commit(store, keys.attempt(max(started))).get("owner")
-    return None if owner is None else str(owner)
+    key = keys.attempt(max(started))
+    with parsing(store, key):
+        return owner_of(read_commit(store, key))
 
 
 def _on_kubernetes(name: str, flow_run: str) -> str:

@@ -206,6 +206,10 @@ class Run:
         return [n for key, n in found if n is not None and key == key_of(n)]
 
 
+class NoRunError(TraceError):
+    """There is no run at this location; it may not have been created yet."""
+
+
 def open_run(uri: str | Path) -> Run:
     """Open a run or a recorded set.
 
@@ -223,8 +227,9 @@ def open_run(uri: str | Path) -> Run:
         return Run(store.uri, False, store)
     if sealed_steps(store):
         return Run(store.uri, True, store)
-    what = missing_run(str(uri)) or (
-        "no run there; list runs with `retrace runs ls`, or give the folder or URI of a run "
-        "(such as outputs/store/quickstart) or of a recorded set"
+    if (what := missing_run(str(uri))) is not None:
+        raise TraceError(f"{uri}: {what}")
+    raise NoRunError(
+        f"{uri}: no run there; list runs with `retrace runs ls`, or give the folder or URI of a "
+        "run (such as outputs/store/quickstart) or of a recorded set"
     )
-    raise TraceError(f"{uri}: {what}")

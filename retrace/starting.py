@@ -95,6 +95,8 @@ class ReadyRun:
         from pipeline.report.display import Display
         from pipeline.report.folders import local_folder
         from pipeline.report.outcome import is_complete, report
+        from pipeline.run.attempts import claimed
+        from pipeline.run.owner import this_owner
 
         config, store = self._inputs.config, self._inputs.store
         if is_complete(config, store):  # skip Prefect, which takes seconds to start
@@ -111,14 +113,16 @@ class ReadyRun:
         for name, value in _PREFECT.items():
             os.environ.setdefault(name, value)
         with Display(Console(stderr=True)) as display:
-            display.phase("flow", "starting Prefect")
-            from pipeline.flows.server import prefect_server
-
             show = partial(display.phase, "flow")
-            with prefect_server(local_folder(config), show) as server:
-                from pipeline.flows.local import run_flow  # takes seconds, while the server starts
+            # First of all, so that a second start of the run ends before it writes anything.
+            with claimed(store, config, this_owner(), show=show) as claim:
+                show("starting Prefect")
+                from pipeline.flows.server import prefect_server
 
-                run = open_run(run_flow(self._inputs, display, server))
+                with prefect_server(local_folder(config), show) as server:
+                    from pipeline.flows.local import run_flow  # slow, while the server starts
+
+                    run = open_run(run_flow(self._inputs, claim, display, server))
         report(config, run.store)
         return run
 

@@ -1,12 +1,34 @@
-"""A writer of attempts/NNN.json, for tests that start a single worker."""
+"""A writer of attempts/NNN.json, for tests that start a single worker, and owners of attempts."""
 
+import os
 from collections.abc import Sequence
+from dataclasses import replace
 
 from pipeline.run import keys
 from pipeline.run.attempts import Attempt
 from pipeline.run.commit import commit, new_write_id
+from pipeline.run.owner import Owner, this_owner
+from pipeline.scratch import _state_and_start, this_process
 from pipeline.store import Store
 from tests.patience import PATIENCE_S
+
+
+def dead_owner(flow_run: str | None = None) -> Owner:
+    """Return an owner whose process on this machine has ended."""
+    return replace(this_owner(flow_run), process=str(replace(this_process(), started=1)))
+
+
+def living_owner(flow_run: str | None = None) -> Owner:
+    """Return an owner whose process runs on this machine, but is not this process."""
+    parent = os.getppid()
+    identity = replace(this_process(), pid=parent, started=_state_and_start(parent)[1])
+    return replace(this_owner(flow_run), process=str(identity))
+
+
+def distant_owner(flow_run: str | None = None) -> Owner:
+    """Return an owner on another machine."""
+    process = str(replace(this_process(), host="0" * 8))
+    return replace(this_owner(flow_run), host="elsewhere", process=process)
 
 
 def make_attempt(

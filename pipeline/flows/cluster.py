@@ -30,7 +30,7 @@ from pipeline.config.rules.pods import InstalledGpus
 from pipeline.config.tree import RunConfig
 from pipeline.errors import InputError
 from pipeline.flows.artifacts import Artifacts
-from pipeline.flows.drive import WorkerHost, drive
+from pipeline.flows.drive import drive
 from pipeline.inputs.stage import StagedRun, prepare
 from pipeline.launch.base import LaunchError, Workers
 from pipeline.launch.kubernetes.api import Api, ApiUnavailableError, delete_jobs_of
@@ -40,7 +40,8 @@ from pipeline.launch.kubernetes.workers import kubernetes_workers
 from pipeline.report.display import LogDisplay, warnings_of
 from pipeline.report.run_metrics import all_metrics, validation_rewards
 from pipeline.report.tables import summary
-from pipeline.run.attempts import Attempt, continue_attempt, end_attempts_of, validations_of
+from pipeline.run.attempts import Attempt, claimed, end_attempts, validations_of
+from pipeline.run.owner import this_owner
 from pipeline.run.wait import WaitTimeoutError
 from pipeline.store import StoreError
 from pipeline.store.settings import ENDPOINT, use_settings
@@ -176,8 +177,8 @@ def _run(cluster: Cluster, loaded: LoadedConfig) -> str:
     name = config.trainer.run_name
     log = get_run_logger()
     use_settings(config.store)
-    owner = str(flow_run.id)
-    log.info("run %s, start %s of flow run %s", name, flow_run.run_count, owner)
+    me = this_owner(str(flow_run.id))
+    log.info("run %s, start %s of flow run %s", name, flow_run.run_count, me.flow_run)
     with Artifacts(name, log.warning) as artifacts:
         screen = LogDisplay(log.info, artifacts.status)
         with warnings_of("pipeline.store", screen.line):
@@ -185,29 +186,34 @@ def _run(cluster: Cluster, loaded: LoadedConfig) -> str:
                 screen.line(f"note: {note}")
             screen.phase("flow", "checking and staging inputs")
             gpus = InstalledGpus(cluster.rollout.gpus, cluster.training.gpus)
-            run = prepare(config, gpus, partial(end_attempts_of, config, owner, _is_over))
+            run = prepare(
+                config,
+                gpus,
+                lambda store: end_attempts(store, config, me, _is_over, screen.line),
+            )
             config = run.config
             screen.phase("flow", None)
             for note in run.notes:
                 screen.line(f"note: {note}")
             if run.amended is not None:
                 screen.line(f"the run is amended: {run.amended}")
-            host = WorkerHost(
-                partial(continue_attempt, owner, _is_over),
-                partial(_workers, cluster, screen, owner),
-            )
-            drive(config, run, screen, artifacts, host)
+            with claimed(run.store, config, me, _is_over, screen.line) as claim:
+                launch = partial(_workers, cluster, screen, str(flow_run.id))
+                drive(run, claim, screen, artifacts, launch)
         artifacts.text("report", _report(config, run))
     return run.uri
 
 
-def _is_over(flow_run_id: str) -> bool:
-    """Return whether a flow run is over. A run that the server has no record of counts as over."""
+def _is_over(flow_run_id: str) -> bool | None:
+    """Return whether a flow run is over; None if the server has no record of it.
+
+    Such a flow run may have been deleted, or may belong to another cluster's server.
+    """
     with get_client(sync_client=True) as client:
         try:
             state = client.read_flow_run(UUID(flow_run_id)).state
         except ObjectNotFound:
-            return True
+            return None
     return state is None or state.is_final()
 
 

@@ -29,34 +29,49 @@ from pipeline.report.run_metrics import (
 )
 from pipeline.report.tables import SHOWN_STEPS, recent_table, step_line
 from pipeline.report.trackers.processes import TrackerProcess, trackers_of
-from pipeline.run.attempts import Attempt, end_attempt, has_finished, in_force
-from pipeline.run.restarts import attempt_count, finished_steps, repeated_text
+from pipeline.run import keys
+from pipeline.run.attempts import Attempt, Claim, end_attempt, has_finished, in_force
+from pipeline.run.restarts import finished_steps, repeated_text
 from pipeline.store import Store, StoreError
 
 _FAILED_GRACE_S = 5.0
 
 
-@dataclass(frozen=True)
-class WorkerHost:
-    """Functions that begin an attempt and start its workers, on this machine or in a cluster."""
+Launch = Callable[[RunConfig, StagedRun, Attempt], AbstractContextManager[Workers]]
+"""Starts an attempt's workers or attaches to them, on this machine or in a cluster."""
 
-    begin: Callable[[Store, RunConfig], Attempt]
-    """Begins a new attempt, or returns the attempt to attach to."""
-    launch: Callable[[RunConfig, StagedRun, Attempt], AbstractContextManager[Workers]]
-    """Starts the attempt's workers, or attaches to them."""
+
+@dataclass(frozen=True)
+class _OwnWorkers:
+    """The workers of an attempt, as long as this process owns the attempt."""
+
+    workers: Workers
+    claim: Claim
+    stop: Callable[[float], None]
+    detach: Callable[[], bool]
+
+    def check(self) -> bool:
+        """See Workers.check. Also raises LaunchError if another start has ended the attempt."""
+        if self.claim.is_lost():
+            key = keys.stop(self.claim.attempt.number)
+            raise LaunchError(
+                f"another start of the run wrote {key}, because this one gave no sign of life for "
+                "too long; the other start continues the run"
+            )
+        return self.workers.check()
 
 
 def drive(
-    config: RunConfig, run: StagedRun, screen: Screen, artifacts: Artifacts, host: WorkerHost
+    run: StagedRun, claim: Claim, screen: Screen, artifacts: Artifacts, launch: Launch
 ) -> None:
     """Run a staged run to its last step.
 
     Args:
-        config: The run's settings.
         run: The staged run.
+        claim: The attempt, which this process owns.
         screen: Shows the run's progress.
         artifacts: The run's artifacts in Prefect's UI.
-        host: Starts the workers.
+        launch: Starts the workers.
 
     Raises:
         InputError: An input is invalid or too small; for example, a step's prompts are used up.
@@ -66,15 +81,15 @@ def drive(
         TraceError: A trace is invalid.
     """
     artifacts.link("store", run.uri)
-    attempts = attempt_count(run.store)
-    was_completed = attempts > 0 and has_finished(run.store, attempts - 1)
-    attempt = host.begin(run.store, config)
-    config = in_force(config, attempt)
+    attempt = claim.attempt
+    before = attempt.number - 1
+    was_completed = not claim.continued and before >= 0 and has_finished(run.store, before)
+    config = in_force(run.config, attempt)
     finished = finished_steps(run.store)
     if finished:
         screen.line(f"attached to {run.uri}: {finished} steps are already finished")
     # The trainers of a continued attempt still have their state and do not repeat steps.
-    if attempt.number >= attempts and 0 < finished < config.trainer.total_training_steps:
+    if not claim.continued and 0 < finished < config.trainer.total_training_steps:
         _show(screen, repeated_text(run.store))
     for step in range(finished):  # an earlier flow may have ended before it recorded all steps
         record(config, run, step)
@@ -85,7 +100,7 @@ def drive(
         with trackers_of(config, run.store, screen.line) as trackers:
             _send_again(run.store, trackers, recent, attempt)
             if works:
-                with _workers(config, run, attempt, screen, host) as workers:
+                with _workers(config, run, claim, screen, launch) as workers:
                     context = Context(config, run, attempt, workers, screen, trackers)
                     _steps(context, artifacts, finished, recent, to_validate)
     if not works:  # if an earlier flow was lost just before this call, its workers still run
@@ -165,22 +180,23 @@ def _to_validate(run: StagedRun, attempt: Attempt, finished: int, screen: Screen
 
 @contextlib.contextmanager
 def _workers(
-    config: RunConfig, run: StagedRun, attempt: Attempt, screen: Screen, host: WorkerHost
+    config: RunConfig, run: StagedRun, claim: Claim, screen: Screen, launch: Launch
 ) -> Iterator[Workers]:
     """Start the workers or attach to them, and end them in an orderly way after success or failure.
 
     If the flow itself is ended from outside (for example, by Ctrl-C or because its pod is moved),
     workers that can outlive a flow are not ended, and the next flow attaches to them.
     """
+    attempt = claim.attempt
     with contextlib.ExitStack() as stack:
         try:
-            workers = stack.enter_context(host.launch(config, run, attempt))
+            workers = stack.enter_context(launch(config, run, attempt))
         except LaunchError as error:
             _end_attempt(run, attempt, "failed", str(error), screen)
             raise
         reason, message = "cancelled", "the flow ended"
         try:
-            yield workers
+            yield _OwnWorkers(workers, claim, workers.stop, workers.detach)
             reason, message = "finished", ""
         except Exception as error:
             reason, message = "failed", str(error)

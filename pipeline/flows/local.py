@@ -13,7 +13,7 @@ from prefect import flow
 from pipeline.config.tree import RunConfig
 from pipeline.device import choose_device
 from pipeline.flows.artifacts import Artifacts
-from pipeline.flows.drive import WorkerHost, drive
+from pipeline.flows.drive import drive
 from pipeline.hardware import gpu_pool
 from pipeline.inputs.checked import CheckedInputs
 from pipeline.inputs.stage import StagedRun, stage
@@ -27,15 +27,21 @@ from pipeline.launch.local import (
 )
 from pipeline.report.display import Display, warnings_of
 from pipeline.report.folders import log_folder
-from pipeline.run.attempts import Attempt, begin_attempt
+from pipeline.run.attempts import Attempt, Claim
 from pipeline.store.settings import use_settings
 
 
-def run_flow(inputs: CheckedInputs, display: Display, server: AbstractContextManager[None]) -> str:
+def run_flow(
+    inputs: CheckedInputs,
+    claim: Claim,
+    display: Display,
+    server: AbstractContextManager[None],
+) -> str:
     """Start a run from checked inputs as a Prefect flow, or attach to it; return the run's URI.
 
     Args:
         inputs: The checked inputs. They are staged while the Prefect server starts.
+        claim: The attempt, which this process owns. All earlier attempts have ended.
         display: Shows the run's progress.
         server: The context from `prefect_server`; while it is entered, flows report to the server.
 
@@ -58,15 +64,14 @@ def run_flow(inputs: CheckedInputs, display: Display, server: AbstractContextMan
     def retrace(config: RunConfig) -> str:
         _keep_sigterm(handler)
         with Artifacts(config.trainer.run_name, display.line) as artifacts:
-            host = WorkerHost(begin_attempt, partial(_workers, display))
-            drive(config, run, display, artifacts, host)
+            drive(run, claim, display, artifacts, partial(_workers, display))
         return run.uri
 
     config = inputs.config
     use_settings(config.store)  # the workers inherit these environment variables
     with warnings_of("pipeline.store", display.line):
         display.phase("flow", "staging inputs")
-        run = stage(inputs)
+        run = stage(inputs, fence=lambda store: None)  # no earlier attempt is running
         if run.amended is not None:
             display.line(f"the run is amended: {run.amended}")
         display.phase("flow", "starting Prefect's server")

@@ -21,7 +21,6 @@ from pipeline.run.restarts import finished_steps
 from pipeline.store import StoreError, open_store, shown_uri
 from pipeline.store.schemes import free_bytes, place_in
 
-
 _SCRATCH_BYTES = 1 << 16
 
 

@@ -36,6 +36,7 @@ from pipeline.run.amendments import (
 from pipeline.run.attempts import end_attempts
 from pipeline.run.commit import DataFile, sha256
 from pipeline.run.description import RunDescription, StagedInputs, create_description
+from pipeline.run.owner import this_owner
 from pipeline.run.restarts import finished_steps
 from pipeline.store import ObjectExistsError, Store
 from pipeline.traces.format.manifest import sealed_steps
@@ -81,14 +82,14 @@ class StagedRun:
 
 
 def prepare(
-    config: RunConfig, on_cluster: InstalledGpus | None = None, fence: Fence = end_attempts
+    config: RunConfig, on_cluster: InstalledGpus | None = None, fence: Fence | None = None
 ) -> StagedRun:
     """Check all inputs, then create the run or attach to it, and publish policy 0.
 
     Args:
         config: Settings of the run.
         on_cluster: The installation's GPUs per pod; None if the workers run on this machine.
-        fence: Ends the earlier attempts before the run is amended.
+        fence: See `stage`.
 
     Raises:
         InputError: Inputs have problems, or `stage` failed. In the first case, the error lists all
@@ -98,13 +99,18 @@ def prepare(
     return stage(check_inputs(config, on_cluster), fence)
 
 
-def stage(inputs: CheckedInputs, fence: Fence = end_attempts) -> StagedRun:
+def stage(inputs: CheckedInputs, fence: Fence | None = None) -> StagedRun:
     """Put checked inputs into the store, and create the run, attach to it or amend it.
 
-    Before a run is amended, `fence` ends its earlier attempts. Raises InputError if `fence` cannot
-    end them, if another flow has just created a different run with the same name, or if the model's
-    weights cannot be fetched. Raises StoreError.
+    Before a run is amended, `fence` ends its earlier attempts; by default, those whose owner is
+    dead. Raises InputError if an owner is alive, if another flow has just created a different run
+    with the same name, or if the model's weights cannot be fetched. Raises StoreError.
     """
+    if fence is None:
+
+        def fence(store: Store) -> None:
+            end_attempts(store, inputs.config, this_owner())
+
     store = inputs.store
     run, ours, amended = find_description(store), None, None
     if run is None:

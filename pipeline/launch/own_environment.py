@@ -30,7 +30,9 @@ def foreign(names: Iterable[str]) -> list[str]:
 
 if __name__ == "__main__":
     if dropped := foreign(os.environ):
-        print(f"variables of a surrounding launcher are ignored: {', '.join(dropped)}", flush=True)
+        names = ", ".join(dropped)
+        sys.stderr.write(f"variables of a surrounding launcher are ignored: {names}\n")
+        sys.stderr.flush()
     for name in dropped:
         del os.environ[name]
     os.execv(sys.executable, [sys.executable, *sys.argv[1:]])

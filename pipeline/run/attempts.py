@@ -6,8 +6,9 @@ The settings tree marks the settings that may change between attempts. Of these,
 object stores the settings that workers read, each under the last part of its dotted key.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic import ValidationError
@@ -16,10 +17,30 @@ from pipeline.config.keys import Key, setting_keys, value_at
 from pipeline.config.tree import RunConfig
 from pipeline.errors import InputError
 from pipeline.run import keys, parse
-from pipeline.run.commit import CorruptObjectError, commit, find_commit, new_write_id, read_commit
+from pipeline.run.commit import (
+    CorruptObjectError,
+    commit,
+    find_commit,
+    new_write_id,
+    parsing,
+    read_commit,
+)
 from pipeline.run.description import with_settings
+from pipeline.run.owner import (
+    IsOver,
+    Owner,
+    is_alive,
+    owner_json,
+    owner_of,
+    remove_signs,
+    signs_of_life,
+)
 from pipeline.run.restarts import attempt_count
-from pipeline.store import Store
+from pipeline.store import Store, StoreError
+
+
+def _ignore(text: str) -> None:
+    """Show nothing."""
 
 
 @dataclass(frozen=True)
@@ -94,100 +115,137 @@ def parse_attempt(body: Mapping[str, Any], key: str, uri: str) -> Attempt:
         ) from error
 
 
-def begin_attempt(store: Store, config: RunConfig) -> Attempt:
-    """Write attempts/NNN.json with the next free number, for a flow with local workers.
+@dataclass(frozen=True)
+class Claim:
+    """An attempt that this process owns. It may start the attempt's workers or attach to them."""
 
-    The attempt has no owner, because these workers end when the flow's process ends.
-    """
-    number = attempt_count(store)
-    while (attempt := _take(store, config, number, None)) is None:
-        number += 1
-    return attempt
+    attempt: Attempt
+    continued: bool
+    """Whether an earlier pod of the same flow run began the attempt; its workers may be running."""
+    is_lost: Callable[[], bool] = lambda: False
+    """Returns whether another start took this one for dead and ended the attempt."""
 
 
-def continue_attempt(
-    owner: str, is_over: Callable[[str], bool], store: Store, config: RunConfig
-) -> Attempt:
-    """Return the running attempt of the flow run `owner`, or begin a new attempt for it.
+@contextlib.contextmanager
+def claimed(
+    store: Store,
+    config: RunConfig,
+    me: Owner,
+    is_over: IsOver | None = None,
+    show: Callable[[str], None] = _ignore,
+) -> Iterator[Claim]:
+    """Own the newest attempt of a run during the block; no other process starts workers meanwhile.
 
-    A run has one flow at a time. If the running attempt belongs to another flow run, and that flow
-    run is over, this function first ends the attempt.
+    Continues the running attempt of the same flow run, or ends what dead owners left behind and
+    begins a new attempt. Gives signs of life during the block. If the block fails, the attempt is
+    ended, but not if the pod of a flow run is moved or killed.
 
     Args:
-        owner: Id of the flow run.
-        is_over: Returns whether the flow run with a given id is over.
         store: The run.
         config: The settings of the attempt to begin.
+        me: The owner of the attempt to begin.
+        is_over: Asks Prefect's server about other flow runs; None if there is no such server here.
+        show: Shows that this function waits for a sign of life.
 
     Raises:
-        InputError: Another flow run owns the running attempt and is not over.
+        InputError: Another owner of a running attempt is alive. Nothing was written.
     """
-    while True:
-        newest = attempt_count(store) - 1
-        if newest >= 0 and store.size(keys.stop(newest)) is None:
-            body = read_commit(store, keys.attempt(newest))
-            attempt = parse_attempt(body, keys.attempt(newest), store.uri)
-            other = body.get("owner")
-            if other == owner:
-                return attempt
-            if other is not None:
-                if not is_over(other):
-                    raise InputError([_at_work(config, other)])
-                end_attempt(store, attempt, "cancelled", f"flow run {other} is over")
-        taken = _take(store, config, newest + 1, owner)
-        if taken is not None:
-            return taken
-        # Another process took the number first. The next iteration checks that process's attempt.
+    claim = take_attempt(store, config, me, is_over, show)
+    attempt = claim.attempt
+    with signs_of_life(store, attempt.number) as was_stopped:
+        try:
+            yield replace(claim, is_lost=was_stopped)
+        except BaseException as error:
+            failed = isinstance(error, Exception)
+            if not isinstance(error, StoreError) and (failed or me.flow_run is None):
+                with contextlib.suppress(StoreError):
+                    reason = "failed" if failed else "cancelled"
+                    end_attempt(store, attempt, reason, str(error))
+            raise
 
 
-def end_attempts(store: Store) -> None:
-    """End every running attempt of a run, so that the run's workers stop.
-
-    Flows that run on one machine call this function, because a killed flow leaves its attempt
-    without a stop object. The workers of a killed flow have ended with it.
-    """
-    for number in range(attempt_count(store)):
-        if store.size(keys.stop(number)) is None:
-            attempt = read_attempt(store, number)
-            end_attempt(store, attempt, "cancelled", "the run is amended by a later start")
-
-
-def end_attempts_of(
-    config: RunConfig, owner: str, is_over: Callable[[str], bool], store: Store
-) -> None:
-    """End every running attempt of a run on behalf of the flow run `owner`.
-
-    `owner` may have begun some of these attempts itself.
+def take_attempt(
+    store: Store,
+    config: RunConfig,
+    me: Owner,
+    is_over: IsOver | None = None,
+    show: Callable[[str], None] = _ignore,
+) -> Claim:
+    """Begin or continue an attempt, as `claimed` does, without signs of life.
 
     Args:
-        config: The run's settings, for error messages.
-        owner: Id of the flow run.
-        is_over: Returns whether the flow run with a given id is over.
         store: The run.
+        config: The settings of the attempt to begin.
+        me: The owner of the attempt to begin.
+        is_over: Asks Prefect's server about other flow runs.
+        show: Shows that this function waits for a sign of life.
 
     Raises:
-        InputError: Another flow run owns a running attempt and is not over.
+        InputError: Another owner of a running attempt is alive.
     """
-    for number in range(attempt_count(store)):
-        if store.size(keys.stop(number)) is not None:
+    while True:
+        number = attempt_count(store)
+        for running, owner in _running(store):
+            if running == number - 1 and owner is not None and me.continues(owner):
+                return Claim(read_attempt(store, running), continued=True)
+        end_attempts(store, config, me, is_over, show)
+        attempt = attempt_of(config, number)
+        body = attempt.body() | {"owner": owner_json(me)}
+        if commit(store, keys.attempt(number), body, new_write_id()).ours:
+            return Claim(attempt, continued=False)
+        # Another process took the number first. The next iteration looks at that process.
+
+
+def end_attempts(
+    store: Store,
+    config: RunConfig,
+    me: Owner,
+    is_over: IsOver | None = None,
+    show: Callable[[str], None] = _ignore,
+) -> None:
+    """End every running attempt of a run that a dead owner, or an earlier pod of `me`, began.
+
+    Args:
+        store: The run.
+        config: The run's settings, for error messages.
+        me: The owner that ends the attempts; the attempt that it began itself continues.
+        is_over: Asks Prefect's server about other flow runs.
+        show: Shows that this function waits for a sign of life.
+
+    Raises:
+        InputError: Another owner of a running attempt is alive. No attempt was ended.
+    """
+    others = [(number, owner) for number, owner in _running(store) if owner != me]
+    for number, owner in others:
+        if owner is None or me.continues(owner):
             continue
-        other = read_commit(store, keys.attempt(number)).get("owner")
-        if other not in (None, owner) and not is_over(other):
-            raise InputError([_at_work(config, other)])
-    end_attempts(store)
+        if is_alive(store, number, owner, is_over, show):
+            raise InputError([_at_work(config, owner)])
+    for number, owner in others:
+        who = "its owner" if owner is None else str(owner)
+        end_attempt(store, read_attempt(store, number), "cancelled", f"{who} has ended")
+        remove_signs(store, number)
 
 
-def _take(store: Store, config: RunConfig, number: int, owner: str | None) -> Attempt | None:
-    """Write the attempt with this number; return None if another process wrote it first."""
-    attempt = attempt_of(config, number)
-    body = attempt.body() | {"owner": owner}
-    return attempt if commit(store, keys.attempt(number), body, new_write_id()).ours else None
+def _running(store: Store) -> list[tuple[int, Owner | None]]:
+    """Return the attempts without a stop object, in ascending order, with their owners."""
+    there = {info.key for info in store.list(keys.attempts())}
+    found: list[tuple[int, Owner | None]] = []
+    for key in sorted(there):
+        number = keys.attempt_number(key)
+        if number is not None and keys.stop(number) not in there:
+            with parsing(store, key):
+                found.append((number, owner_of(read_commit(store, key))))
+    return found
 
 
-def _at_work(config: RunConfig, flow_run: str) -> str:
+def _at_work(config: RunConfig, owner: Owner) -> str:
+    since = f" since {owner.since}" if owner.since else ""
+    end = "cancel it" if owner.flow_run is not None else "end it there (Ctrl-C)"
     return (
-        f"trainer.experiment_name: the run {config.trainer.run_name!r} is in progress in "
-        f"flow run {flow_run}; wait for the flow run, cancel it, or choose a different name"
+        f"trainer.experiment_name: the run {config.trainer.run_name!r} is already running{since} "
+        f"in {owner}; watch it with `retrace logs {config.run_uri} -f`, {end}, or choose a "
+        "different name"
     )
 
 

@@ -43,6 +43,21 @@ def attempts() -> str:
     return "attempts/"
 
 
+def sign(number: int, count: int) -> str:
+    """A sign of life of an attempt's owner. Only the newest one matters.
+
+    Args:
+        number: The attempt's number.
+        count: The number of signs that the attempt's owners gave before.
+    """
+    return f"{signs(number)}{count:08d}"
+
+
+def signs(number: int) -> str:
+    """Prefix of the signs of life of an attempt's owner."""
+    return f"signs/{number:03d}."
+
+
 def amendments() -> str:
     """Prefix of all amendments."""
     return "amendments/"

@@ -16,6 +16,7 @@ from pipeline.metrics.former import named_today
 from pipeline.run import keys, parse
 from pipeline.run.amendments import description_now
 from pipeline.run.commit import find_commit, find_commit_of, read_commit
+from pipeline.run.owner import owner_of, runs_here
 from pipeline.run.restarts import count_finished
 from pipeline.store import ObjectInfo, Store, StoreError, open_store
 from pipeline.store.schemes import DEFAULT_STORE
@@ -34,10 +35,13 @@ State = Literal[
     "no run",
 ]
 """The state of a run or folder. In the states "running" and "killed", the newest attempt has no
-stop object. A run is treated as killed if nothing has been written for longer than both of its time
-limits (launch.start_timeout_s and launch.step_timeout_s)."""
+stop object. A run is treated as killed if its process on this machine has ended, or if an owner on
+another machine has written nothing for _SILENT_S seconds, not even a sign of life. The limit for a
+flow run is the longer of its time limits (launch.start_timeout_s and launch.step_timeout_s)."""
 
 _RUN_OBJECT = re.compile(r"[^/]+/(run\.json|steps/\d{6}/manifest\.json)")
+_SILENT_S = 300.0
+"""Much longer than the time between two signs of life, because clocks may differ."""
 _TOTAL = "trainer.total_training_steps"
 _REWARD = "critic/rewards/mean"
 _LIMITS = ("start_timeout_s", "step_timeout_s")
@@ -256,7 +260,12 @@ def _state(
     """Return the state of the newest attempt, and the reason why the attempt ended."""
     if stop is not None:
         return parse_stop(stop)
-    quiet_s = time.time() - last_s
-    if quiet_s > parse_limit(attempt):
+    owner = owner_of(attempt)
+    here = None if owner is None else runs_here(owner)
+    if here is not None:
+        return ("running", "") if here else ("killed", f"{owner} has ended without a stop object")
+    # Prefect may replace the pod of a flow run after a while.
+    limit_s = _SILENT_S if owner and owner.flow_run is None else parse_limit(attempt)
+    if time.time() - last_s > limit_s:
         return "killed", "its last attempt has no stop object, and nothing was written for too long"
     return "running", ""

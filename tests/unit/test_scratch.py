@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from pipeline import scratch
-from pipeline.scratch import Owner, remove_abandoned, scratch_folder, this_process
+from pipeline.scratch import Identity, remove_abandoned, scratch_folder, this_process
 from tests.paths import ROOT
 
 HOLD = """
@@ -48,14 +48,14 @@ def holder(temporary):
         process.kill()
 
 
-def left_by(owner: Owner, purpose: str = "policy", random: str = "abcd1234") -> Path:
+def left_by(owner: Identity, purpose: str = "policy", random: str = "abcd1234") -> Path:
     folder = Path(tempfile.gettempdir(), f"retrace-{purpose}-{owner}-{random}")
     folder.mkdir()
     (folder / "model.safetensors").write_bytes(b"weights")
     return folder
 
 
-def ended() -> Owner:
+def ended() -> Identity:
     """Return the identity of a process that ran on this host and has ended."""
     return replace(this_process(), started=this_process().started + 1)
 

@@ -15,13 +15,13 @@ import pytest
 
 from pipeline.config.tree import RunConfig
 from pipeline.flows import drive as module
-from pipeline.flows.drive import WorkerHost, drive
+from pipeline.flows.drive import drive
 from pipeline.flows.steps import Context
 from pipeline.inputs.stage import StagedRun
 from pipeline.report.run_metrics import StepMetrics, read_metrics
 from pipeline.report.tables import SHOWN_STEPS
 from pipeline.run import keys
-from pipeline.run.attempts import Attempt
+from pipeline.run.attempts import Attempt, Claim
 from pipeline.run.commit import commit, new_write_id
 from pipeline.run.plan import publish_plan
 from pipeline.store import Store
@@ -148,11 +148,9 @@ def take(
     number = attempt
     if number is None:
         number = sum(not info.key.endswith("stop.json") for info in store.list(keys.attempts()))
-    host = WorkerHost(
-        lambda store, _: make_attempt(store, number, steps, validations=validations), launch
-    )
+    made = make_attempt(store, number, steps, validations=validations)
     tables, screen = Tables(), Screen()
-    drive(config, run, screen, tables, host)
+    drive(run, Claim(made, continued=attempt is not None), screen, tables, launch)
     return tables, screen
 
 

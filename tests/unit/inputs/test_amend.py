@@ -14,13 +14,15 @@ from pipeline.policies.fetch import fetch_policy
 from pipeline.policies.versions import Difference, PolicyVersion, commit_version, publish_policy
 from pipeline.run import keys
 from pipeline.run.amendments import AmendedError, description_at, read_amendments
-from pipeline.run.attempts import begin_attempt, continue_attempt, end_attempts_of
+from pipeline.run.attempts import end_attempt, end_attempts, read_attempt, take_attempt
 from pipeline.run.commit import DataFile, commit, read_data
 from pipeline.run.description import read_created
+from pipeline.run.owner import this_owner
 from pipeline.run.plan import publish_plan
 from pipeline.run.planning import make_plan, make_validation_plan
 from pipeline.run.uses import refuse_outdated
 from pipeline.upkeep.verify import verify
+from tests.attempts import dead_owner, living_owner
 from tests.unit.inputs.small_inputs import (
     REPLAY,
     check,
@@ -48,7 +50,7 @@ def objects(store) -> dict[str, bytes]:
 def test_a_fixed_reward_function_amends_the_run(settings):
     """`retrace check` announces the amendment and writes nothing. The next start writes it once."""
     store = prepare(load(settings)).store
-    begin_attempt(store, load(settings))
+    take_attempt(store, load(settings), dead_owner())
     content, before = mend_reward(settings), objects(store)
     inputs = check(settings, "reward.on_error=mask")
     (note,) = [note for note in inputs.notes if "amended" in note]
@@ -251,26 +253,40 @@ def test_two_starts_at_the_same_time_amend_once_per_change(settings):
     assert [one.number for one in read_amendments(store)] == [0, 1]
 
 
-def test_another_active_flow_run_is_not_ended(settings):
-    """On a cluster, the workers of that flow run may still be generating samples."""
+@pytest.mark.parametrize("flow_run", ["theirs", None])
+def test_another_living_owner_is_not_ended(settings, flow_run):
+    """Its workers may still be generating samples."""
     config = load(settings)
     store = prepare(config).store
     mend_reward(settings)
     inputs = check(settings)
-    over: set[str] = set()
+    over = [False]
+    theirs, ours = living_owner(flow_run), this_owner(flow_run and "ours")
 
     def fence(store) -> None:
-        end_attempts_of(config, "ours", over.__contains__, store)
+        end_attempts(store, config, ours, lambda other: over[0])
 
-    continue_attempt("theirs", over.__contains__, store, config)
-    with pytest.raises(InputError, match="is in progress in flow run theirs"):
+    take_attempt(store, config, theirs)
+    with pytest.raises(InputError, match="is already running"):
         stage(inputs, fence)
     assert read_amendments(store) == []
     assert store.size(keys.stop(0)) is None
-    over.add("theirs")
+    over[0] = True
+    if flow_run is None:
+        end_attempt(store, read_attempt(store, 0), "cancelled", "Ctrl-C")
     assert stage(inputs, fence).amended is not None
     assert store.size(keys.stop(0)) is not None
-    assert continue_attempt("ours", over.__contains__, store, config).number == 1
+    assert take_attempt(store, config, ours).attempt.number == 1
+
+
+def test_a_start_does_not_end_its_own_attempt(settings):
+    config = load(settings)
+    store = prepare(config).store
+    mend_reward(settings)
+    ours = this_owner()
+    take_attempt(store, config, ours)
+    assert stage(check(settings), lambda store: end_attempts(store, config, ours)).amended
+    assert store.size(keys.stop(0)) is None
 
 
 def made_with(amendments, used):

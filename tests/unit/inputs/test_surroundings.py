@@ -141,7 +141,7 @@ def test_an_unusable_tmpdir_is_refused(
         if not os.path.exists("/dev/full"):
             pytest.skip("no /dev/full here")
         place.mkdir()
-        monkeypatch.setattr("tempfile.TemporaryFile", lambda dir: open("/dev/full", "wb"))
+        monkeypatch.setattr("tempfile.TemporaryFile", lambda dir: open("/dev/full", "wb"))  # noqa: SIM115
     monkeypatch.setenv("TMPDIR", str(place))
     with pytest.raises(InputError) as error:
         check_scratch()
