@@ -125,8 +125,9 @@ def _greet_servers(config: RunConfig) -> None:
     """Find servers of remote places that do not answer, so that the check waits for each once."""
     data, actor = config.data, config.actor_rollout_ref
     replay = actor.actor.router_replay
-    places = [config.store.uri, actor.model.path, config.custom_reward_function.path]
-    places += [replay.record_file, replay.replay_file]
+    places = [config.store.uri, actor.model.path, replay.record_file, replay.replay_file]
+    if config.custom_reward_function is not None:
+        places.append(config.custom_reward_function.path)
     for files in (data.train_files, data.val_files):
         places += [files] if isinstance(files, str) else files or []
     remote = [place for place in places if place is not None and is_remote(place)]

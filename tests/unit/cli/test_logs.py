@@ -1,8 +1,12 @@
 """`retrace logs`: the end of each worker's log, and new lines."""
 
+import contextlib
+import os
+import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,7 +15,11 @@ from typer.testing import CliRunner
 from pipeline.cli import _app
 from pipeline.inputs.stage import stage
 from pipeline.run import keys
+from pipeline.run.attempts import take_attempt
 from pipeline.run.commit import commit, new_write_id
+from pipeline.run.owner import owner_json
+from pipeline.store import open_store
+from tests.attempts import distant_owner, living_owner
 from tests.patience import PATIENCE_S, eventually
 from tests.tiny_models import make_tiny
 from tests.unit.inputs.small_inputs import check, write_inputs
@@ -79,8 +87,6 @@ def test_logs_of_a_run_on_kubernetes_are_elsewhere(logs, folder):
     """The error names the commands that show the logs."""
     for log in logs.iterdir():
         log.unlink()
-    from pipeline.store import open_store
-
     store = open_store(str(folder / "outputs/store/test"))
     commit(store, keys.attempt(0), {"number": 0, "owner": "0a1b"}, new_write_id())
     [said] = command("test", expect=2)
@@ -91,21 +97,43 @@ def test_logs_of_a_run_on_kubernetes_are_elsewhere(logs, folder):
     assert said.endswith("-l prefect.io/flow-run-id=0a1b")
 
 
-def test_following_prints_new_lines(logs, folder):
-    """New lines are printed when they are complete, even if the log was replaced. Ctrl-C ends the
-    command without a traceback."""
-    program = "from pipeline.cli import main; main()"
-    words = ["logs", "test", "-f", "-n", "1"]
-    said = folder / "said"
+def test_logs_of_a_run_on_another_machine_are_there(logs, folder):
+    for log in logs.iterdir():
+        log.unlink()
+    store = open_store(str(folder / "outputs/store/test"))
+    body = {"number": 0, "owner": owner_json(distant_owner())}
+    commit(store, keys.attempt(0), body, new_write_id())
+    [said] = command("test", "-f", expect=2)  # it does not wait
+    store.delete(keys.attempt(0))
+    assert f"its newest start was process {os.getpid()} on elsewhere" in said
+
+
+@contextlib.contextmanager
+def following(said: Path, *words: str) -> Iterator[Callable[[str], None]]:
+    """Run the command, and end it with Ctrl-C; yields a function that waits for a line."""
 
     def see(line: str) -> None:
         eventually(lambda: line in said.read_text().splitlines(), said.read_text)
 
+    program = "from pipeline.cli import main; main()"
     with said.open("wb") as out:
-        following = subprocess.Popen(
-            [sys.executable, "-c", program, *words], stdout=out, stderr=subprocess.STDOUT
+        process = subprocess.Popen(
+            [sys.executable, "-c", program, "logs", *words], stdout=out, stderr=subprocess.STDOUT
         )
     try:
+        yield see
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE_S) == 130, said.read_text()
+    finally:
+        process.kill()
+        process.wait()
+    assert "Traceback" not in said.read_text()
+
+
+def test_following_prints_new_lines(logs, folder):
+    """New lines are printed when they are complete, even if the log was replaced. Ctrl-C ends the
+    command without a traceback."""
+    with following(folder / "said", "test", "-f", "-n", "1") as see:
         see("training 1")
         with (logs / "rollout-0.log").open("a") as log:
             log.write("more\nhalf a")
@@ -115,9 +143,30 @@ def test_following_prints_new_lines(logs, folder):
         see("rollout-0 | half a line")
         (logs / "training-0.log").write_text("again\n")
         see("training-0 | again")
-        following.send_signal(signal.SIGINT)
-        assert following.wait(PATIENCE_S) == 130
-    finally:
-        following.kill()
-        following.wait()
-    assert "Traceback" not in said.read_text()
+        (logs / "rollout-1.log").write_text("a new worker\n")
+        see("rollout-1 | a new worker")
+    (logs / "rollout-1.log").unlink()
+
+
+@pytest.mark.parametrize("named", ["name", "uri", "settings"])
+def test_following_begins_before_the_workers_do(tmp_path, folder, monkeypatch, named):
+    """Neither the run nor its logs exist yet. The command waits for each of them."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(folder / "config.yaml", tmp_path / "config.yaml")
+    overrides = (f"store.uri={tmp_path}/outputs/store",)
+    text = (tmp_path / "config.yaml").read_text()
+    (tmp_path / "config.yaml").write_text(text.replace(f"{folder}/outputs", f"{tmp_path}/outputs"))
+    run = {"name": "test", "uri": f"file://{tmp_path}/outputs/store/test"}.get(named, "config.yaml")
+    said = tmp_path / "said"
+    with following(said, run, "-f", "--worker", "training-0") as see:
+        eventually(lambda: "waiting for logs" in said.read_text(), said.read_text)
+        inputs = check(tmp_path / "config.yaml", *overrides)
+        take_attempt(inputs.store, inputs.config, living_owner())
+        stage(inputs)
+        logs = tmp_path / "outputs/test/logs"
+        logs.mkdir(parents=True)
+        (logs / "rollout-0.log").write_text("not asked for\n")
+        (logs / "training-0.log").write_text("training 0\n")
+        see("training 0")
+    assert said.read_text().count("waiting for logs") == 1
+    assert "not asked for" not in said.read_text()

@@ -12,9 +12,10 @@ import retrace
 from pipeline.cli.check import run_check
 from pipeline.inputs.stage import stage
 from pipeline.run import keys
+from pipeline.run.attempts import end_attempt, take_attempt
 from pipeline.run.commit import commit
 from retrace import starting
-from tests.attempts import make_attempt
+from tests.attempts import living_owner, make_attempt
 from tests.samples import make_samples, write_run
 from tests.tiny_models import make_tiny
 from tests.unit.inputs.small_inputs import write_inputs
@@ -164,14 +165,14 @@ def flow(settings, tmp_path, monkeypatch):
     """A fake flow that writes a run description and records its inputs in the returned list."""
     given = []
 
-    def run_flow(inputs, display, server):
+    def run_flow(inputs, claim, display, server):
         store = retrace.open_store(str(tmp_path / "run"))
         write_run(store, make_samples(), "R3")
         given.append(inputs)
         return store.uri
 
     monkeypatch.setattr("pipeline.flows.local.run_flow", run_flow)
-    monkeypatch.setattr("pipeline.flows.server.prefect_server", nullcontext)
+    monkeypatch.setattr("pipeline.flows.server.prefect_server", lambda folder, show: nullcontext())
     monkeypatch.setattr("pipeline.report.outcome.report", lambda config, store: None)
     for name in starting._PREFECT:
         monkeypatch.setenv(name, "the user's")
@@ -189,6 +190,26 @@ def test_invalid_input_starts_no_flow(settings, flow):
     with pytest.raises(retrace.InputError):
         retrace.run(settings, {"trainer.total_training_steps": 0})
     assert flow == []
+
+
+def test_a_second_start_writes_nothing(settings, flow, tmp_path):
+    """It starts no server either, whose log would replace that of the first start."""
+    overrides = {
+        "store.uri": str(tmp_path / "store"),
+        "trainer.default_local_dir": str(tmp_path / "local"),
+    }
+    ready = retrace.check(settings, overrides)
+    store = ready._inputs.store
+    first = take_attempt(store, ready._inputs.config, living_owner()).attempt
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    with pytest.raises(retrace.InputError, match=r"is already running since .* in process"):
+        ready.run()
+    assert flow == []
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+    end_attempt(store, first, "failed", "no expert left")
+    ready.run()
+    assert flow == [ready._inputs]
+    assert store.size(keys.attempt(1)) is not None
 
 
 def finish(settings: Path, overrides: dict[str, str]) -> retrace.Store:

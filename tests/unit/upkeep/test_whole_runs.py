@@ -1,19 +1,24 @@
 """Listing the runs of a store, and removing one."""
 
 import os
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import retrace
+from pipeline.errors import InputError
 from pipeline.run import keys
 from pipeline.run.attempts import end_attempt
 from pipeline.run.commit import commit, new_write_id
 from pipeline.run.description import description_json, read_created
+from pipeline.run.owner import owner_json
 from pipeline.store import Store, open_store
 from pipeline.store.file import FileStore
-from tests.attempts import make_attempt
+from pipeline.upkeep.remove import remove_run
+from pipeline.upkeep.run_list import find_run
+from tests.attempts import dead_owner, distant_owner, living_owner, make_attempt
 from tests.memory_store import MemoryStore
 from tests.samples import make_samples, sealed_r3, write_run
 from tests.stored_runs import whole_run
@@ -65,6 +70,37 @@ def test_the_newest_attempt_determines_the_state_of_a_run(tmp_path):
     assert found["killed"].modified_s == 1_000_000
     sizes = [path.stat().st_size for path in (runs / "failed").rglob("*") if path.is_file()]
     assert found["failed"].size == sum(sizes)
+
+
+@pytest.mark.parametrize(
+    ("owner", "quiet_s", "state"),
+    [
+        (living_owner, 10_000, "running"),
+        (dead_owner, 0, "killed"),
+        (distant_owner, 100, "running"),
+        (distant_owner, 1000, "killed"),
+        (lambda: distant_owner("a flow run"), 1000, "running"),
+        (lambda: distant_owner("a flow run"), 1e6, "killed"),
+    ],
+)
+def test_the_owner_decides_whether_a_run_is_running(tmp_path, owner, quiet_s, state):
+    """A run whose owner is alive is not removed by accident."""
+    store = make_run(tmp_path / "run", 1)
+    attempt = make_attempt(store, 0, 5)
+    store.delete(keys.attempt(0))
+    body = attempt.body() | {"owner": owner_json(owner()), "start_timeout_s": 5e3}
+    commit(store, keys.attempt(0), body, new_write_id())
+    store.create(keys.sign(0, 3), b"")
+    for path in (tmp_path / "run").rglob("*"):
+        os.utime(path, (time.time() - quiet_s,) * 2)
+    assert find_run(str(tmp_path / "run")).state == state
+    if state == "running":
+        with pytest.raises(InputError):
+            remove_run(str(tmp_path / "run"))
+        assert store.size(keys.attempt(0)) is not None
+    else:
+        remove_run(str(tmp_path / "run"))
+        assert not (tmp_path / "run").exists()
 
 
 def test_damaged_runs_and_other_folders_are_named(tmp_path):
