@@ -12,10 +12,6 @@ from pipeline.store.settings import use_settings
 from retrace.opened import open_run
 
 
-class NoLogsError(InputError):
-    """This machine has no logs of a run. The run's workers may not have started yet."""
-
-
 def log_files(run: str | Path) -> list[Path]:
     """Return the log files of a run's workers, such as rollout-0.log, sorted by name.
 
@@ -34,7 +30,7 @@ def log_files(run: str | Path) -> list[Path]:
     """
     # Imported here because readers of traces do not need pydantic or YAML.
     from pipeline.config.reading.load import load_config
-    from pipeline.report.folders import log_folder
+    from pipeline.report.folders import NoLogsError, log_folder
     from pipeline.run.run_config import config_of
 
     if Path(run).suffix in (".yaml", ".yml") and "://" not in str(run) and not Path(run).is_dir():

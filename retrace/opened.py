@@ -23,7 +23,7 @@ from pipeline.traces.format.domain import MOST, check_number
 from pipeline.traces.format.manifest import sealed_steps
 from pipeline.upkeep.checkpoint_list import ListedCheckpoint, list_checkpoints
 from pipeline.upkeep.policy_list import ListedPolicy, list_policies
-from pipeline.upkeep.run_list import missing_run
+from pipeline.upkeep.run_list import NoRunError, missing_run
 from retrace.sealed import SealedStep, open_step
 from retrace.tokenizer import StagedTokenizer, Tokens
 
@@ -204,10 +204,6 @@ class Run:
     def _versions(self, prefix: str, key_of: Callable[[int], str]) -> list[int]:
         found = [(info.key, keys.number_of(info.key)) for info in self.store.list(prefix)]
         return [n for key, n in found if n is not None and key == key_of(n)]
-
-
-class NoRunError(TraceError):
-    """There is no run at this location; it may not have been created yet."""
 
 
 def open_run(uri: str | Path) -> Run:

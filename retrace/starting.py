@@ -114,7 +114,7 @@ class ReadyRun:
             os.environ.setdefault(name, value)
         with Display(Console(stderr=True)) as display:
             show = partial(display.phase, "flow")
-            # First of all, so that a second start of the run ends before it writes anything.
+            # Before anything else, so that a second start of the run writes nothing.
             with claimed(store, config, this_owner(), show=show) as claim:
                 show("starting Prefect")
                 from pipeline.flows.server import prefect_server

@@ -9,8 +9,8 @@ import typer
 import retrace
 from pipeline.cli.printable import printable_line
 from pipeline.cli.runs import Run, place_of, refusing
-from retrace.local_logs import NoLogsError
-from retrace.opened import NoRunError
+from pipeline.report.folders import NoLogsError
+from pipeline.upkeep.run_list import NoRunError
 
 _POLL_S = 0.3
 _START_POLL_S = 1.0

@@ -66,7 +66,7 @@ def check_prefect() -> None:
     if not url:
         return  # the run starts its own server
     try:
-        # Only Prefect's client knows which certificates are trusted; it checks them at the start.
+        # The certificate is checked later, by Prefect's client, which has its own settings for it.
         status = httpx.get(
             f"{url.rstrip('/')}/health",
             timeout=_ANSWER_S,

@@ -3,6 +3,11 @@
 from pathlib import Path
 
 from pipeline.config.tree import RunConfig
+from pipeline.errors import InputError
+
+
+class NoLogsError(InputError):
+    """This machine has no logs of a run. The run's workers may not have started yet."""
 
 
 def local_folder(config: RunConfig) -> Path:

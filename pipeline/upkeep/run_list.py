@@ -20,6 +20,7 @@ from pipeline.run.owner import owner_of, runs_here
 from pipeline.run.restarts import count_finished
 from pipeline.store import ObjectInfo, Store, StoreError, open_store
 from pipeline.store.schemes import DEFAULT_STORE
+from pipeline.traces import TraceError
 from pipeline.traces.format.manifest import sealed_steps
 
 State = Literal[
@@ -47,6 +48,10 @@ _REWARD = "critic/rewards/mean"
 _LIMITS = ("start_timeout_s", "step_timeout_s")
 """Settings that an attempt stores: the time limits for waiting for an object."""
 _ENDS: dict[str, State] = {"finished": "finished", "failed": "failed", "cancelled": "cancelled"}
+
+
+class NoRunError(TraceError):
+    """There is no run at this location; it may not have been created yet."""
 
 
 @dataclass(frozen=True)

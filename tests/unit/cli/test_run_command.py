@@ -52,8 +52,8 @@ def test_prompts_are_tokenised_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     driven: list[StagedRun] = []
     monkeypatch.setattr(ChatTokenizer, "encode", counting)
     monkeypatch.setattr(local, "flow", flow)
-    monkeypatch.setattr(server, "prefect_server", lambda _: nullcontext(nullcontext()))
-    monkeypatch.setattr(local, "drive", lambda config, run, *_: driven.append(run))
+    monkeypatch.setattr(server, "prefect_server", lambda *_: nullcontext(nullcontext()))
+    monkeypatch.setattr(local, "drive", lambda run, *_: driven.append(run))
     # Without this, the variables would stay in this process's environment.
     monkeypatch.setattr(starting, "_PREFECT", {})
 

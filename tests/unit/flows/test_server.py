@@ -131,7 +131,7 @@ def test_the_runs_own_server_is_not_asked_through_a_proxy(
             name: value for name, value in proxies.items() if name.lower() != "no_proxy"
         }
         with temporary_settings({PREFECT_API_URL: url}):
-            assert server_problem() is None, "a named server on this machine is treated alike"
+            assert server_problem() is None, "the same applies to a named server"
     now = {name: value for name, value in os.environ.items() if name.lower().endswith("_proxy")}
     assert now == proxies
 

@@ -148,7 +148,7 @@ def test_an_unusable_tmpdir_is_refused(
     assert error.value.problems[0].startswith("TMPDIR: ")
 
 
-def test_problems_of_the_surroundings_are_reported_together(
+def test_problems_with_the_surroundings_are_reported_together(
     settings, tmp_path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("TMPDIR", str(tmp_path / "absent"))
