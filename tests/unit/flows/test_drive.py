@@ -7,7 +7,7 @@ tests/integration/run uses the real ones.
 import contextlib
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,12 @@ from pipeline.flows import drive as module
 from pipeline.flows.drive import drive
 from pipeline.flows.steps import Context
 from pipeline.inputs.stage import StagedRun
+from pipeline.launch.base import LaunchError
 from pipeline.report.run_metrics import StepMetrics, read_metrics
 from pipeline.report.tables import SHOWN_STEPS
 from pipeline.run import keys
-from pipeline.run.attempts import Attempt, Claim
-from pipeline.run.commit import commit, new_write_id
+from pipeline.run.attempts import Attempt, Claim, end_attempt
+from pipeline.run.commit import commit, new_write_id, read_commit
 from pipeline.run.plan import publish_plan
 from pipeline.store import Store
 from tests.attempts import make_attempt
@@ -124,6 +125,22 @@ def take(
 
     `validations` gives the policy versions to validate; their results must be in the store.
     """
+    number = attempt
+    if number is None:
+        number = sum(not info.key.endswith("stop.json") for info in store.list(keys.attempts()))
+    made = make_attempt(store, number, steps, validations=validations)
+    claim = Claim(made, continued=attempt is not None)
+    return run_drive(store, claim, steps, monkeypatch, train, **trainer)
+
+
+def run_drive(
+    store: Store,
+    claim: Claim,
+    steps: int,
+    monkeypatch: pytest.MonkeyPatch,
+    training: Callable[[Context, int], StepMetrics],
+    **trainer: Any,
+) -> tuple[Tables, Screen]:
     config = RunConfig.model_validate(
         {
             "data": {"train_files": "t.parquet"},
@@ -139,18 +156,14 @@ def take(
     )
     run = StagedRun("test", store.uri, store, config, {}, None, 1, 0, ())
     monkeypatch.setattr(module, "rollout", Done())
-    monkeypatch.setattr(module, "train", train)
+    monkeypatch.setattr(module, "train", training)
 
     @contextlib.contextmanager
     def launch(config: RunConfig, run: StagedRun, attempt: Attempt) -> Iterator[Workers]:
         yield Workers()
 
-    number = attempt
-    if number is None:
-        number = sum(not info.key.endswith("stop.json") for info in store.list(keys.attempts()))
-    made = make_attempt(store, number, steps, validations=validations)
     tables, screen = Tables(), Screen()
-    drive(run, Claim(made, continued=attempt is not None), screen, tables, launch)
+    drive(run, claim, screen, tables, launch)
     return tables, screen
 
 
@@ -290,3 +303,23 @@ def test_after_attaching_to_workers_no_step_is_trained_again(monkeypatch: pytest
     make_attempt(store, 0, 4)
     _, screen = take(store, 4, monkeypatch, attempt=0)
     assert not [line for line in screen.lines if "again" in line]
+
+
+def test_a_flow_that_lost_its_attempt_stops_waiting(monkeypatch: pytest.MonkeyPatch):
+    """Another start took this flow for dead. This flow must not end the other one's attempt."""
+    store = MemoryStore()
+    lost = [False]
+    claim = Claim(make_attempt(store, 0, 2), continued=False, is_lost=lambda: lost[0])
+
+    def wait(context: Context, step: int) -> StepMetrics:
+        assert not context.workers.check()
+        lost[0] = True
+        end_attempt(store, claim.attempt, "cancelled", "it was silent")
+        make_attempt(store, 1, 2)
+        context.workers.check()
+        pytest.fail("the flow continues")
+
+    with pytest.raises(LaunchError, match=keys.stop(0)):
+        run_drive(store, claim, 2, monkeypatch, wait)
+    assert read_commit(store, keys.stop(0))["message"] == "it was silent"
+    assert store.size(keys.stop(1)) is None
