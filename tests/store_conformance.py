@@ -7,6 +7,7 @@ import hashlib
 import multiprocessing
 import pickle
 import random
+import threading
 import time
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
@@ -16,8 +17,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from pipeline.config.tree import RunConfig
+from pipeline.errors import InputError
 from pipeline.policies.fetch import fetch_policy
 from pipeline.policies.versions import digests_of, publish_policy, refer_policy, stored_weights
+from pipeline.run import keys, owner
+from pipeline.run.attempts import claimed
 from pipeline.run.commit import (
     CorruptObjectError,
     DataFile,
@@ -36,6 +41,7 @@ from pipeline.store import ObjectExistsError, ObjectMissingError, StoreError, Un
 from pipeline.store.download import downloaded
 from pipeline.store.s3_ranges import PIECE
 from pipeline.store.s3_upload import PART
+from tests.attempts import distant_owner
 from tests.data_files import put_data
 from tests.patience import PATIENCE_S
 from tests.weights import safetensors
@@ -430,3 +436,30 @@ class StoreConformance:
         store.create(files[1].key, b"?")
         with pytest.raises(CorruptObjectError, match=r"model-1\.safetensors"):
             fetch_policy(store, 3, tmp_path / "again")
+
+    def test_one_of_many_starts_owns_a_run(self, store, monkeypatch):
+        """The others see its signs of life, of which only the newest is kept."""
+        monkeypatch.setattr(owner, "SIGN_S", 0.05)
+        monkeypatch.setattr(owner, "_LOOK_EVERY_S", 0.1)
+        config = RunConfig.model_validate(
+            {
+                "data": {"train_files": "t.parquet"},
+                "actor_rollout_ref": {"model": {"path": "m"}},
+                "trainer": {"experiment_name": "x", "total_training_steps": 7},
+            }
+        )
+
+        def start(_: int) -> str | None:
+            try:
+                with claimed(store, config, distant_owner()) as claim:
+                    barrier.wait(PATIENCE_S)
+                    return str(claim.attempt.number)
+            except InputError:
+                barrier.wait(PATIENCE_S)
+                return None
+
+        barrier = threading.Barrier(4)
+        with ThreadPoolExecutor(4) as pool:
+            assert sorted(pool.map(start, range(4)), key=str) == ["0", None, None, None]
+        assert [info.key for info in store.list("signs/")] == []
+        assert [info.key for info in store.list(keys.attempts())] == [keys.attempt(0)]

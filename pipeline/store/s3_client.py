@@ -44,7 +44,7 @@ _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 5.0
 _CONNECT_TIMEOUT_S = 10.0
 _READ_TIMEOUT_S = 60.0
-_GREETING_S = 8.0
+_GREETING_S = 5.0
 _silent: dict[str, tuple[float, str]] = {}
 """Servers that did not answer a greeting: until when requests to each fail at once (by
 time.monotonic()), and the error."""
