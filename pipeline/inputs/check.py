@@ -160,9 +160,10 @@ def _parts(
     store = _try(problems, partial(_check_store, config))
     _try(problems, partial(_check_local_folder, config))
     if on_cluster is None:
-        for check in (partial(check_policy_cache, config), check_scratch, check_prefect_home):
+        _try(problems, partial(check_policy_cache, config))
+        _try(problems, partial(check_scratch, config))
+        for check in (check_prefect_home, check_prefect):
             _try(problems, check)
-        _try(problems, check_prefect)
     for name in {*config.trainer.logger} & {*EXTRAS}:
         _try(problems, partial(need, name, f"trainer.logger={name}"))
     if problems:  # if there are none, every step of the recorded set is compared later

@@ -22,6 +22,9 @@ from pipeline.store import StoreError, open_store, shown_uri
 from pipeline.store.schemes import free_bytes, place_in
 
 _SCRATCH_BYTES = 1 << 16
+_LONGEST_SCRATCH = 70
+"""Maximum length of TMPDIR for engines with TP > 1. A socket's path has at most 107 bytes, and vLLM
+appends 37."""
 
 
 def probe(key: str, place: str) -> None:
@@ -36,10 +39,10 @@ def probe(key: str, place: str) -> None:
         ) from error
 
 
-def check_scratch() -> None:
-    """Raise InputError unless processes on this machine can write files in TMPDIR.
+def check_scratch(config: RunConfig) -> None:
+    """Raise InputError unless processes on this machine can use TMPDIR.
 
-    Python would silently use a different folder if TMPDIR were unusable.
+    Python would silently use a different folder if no files could be written in TMPDIR.
     """
     try:
         folder = os.environ.get("TMPDIR") or tempfile.gettempdir()
@@ -51,6 +54,16 @@ def check_scratch() -> None:
         raise InputError(
             [f"TMPDIR: files cannot be written there: {error}; set it to a folder with free space"]
         ) from error
+    length = len(os.fsencode(os.path.abspath(folder)))
+    tp = config.actor_rollout_ref.rollout.tensor_model_parallel_size
+    if tp > 1 and length > _LONGEST_SCRATCH:
+        raise InputError(
+            [
+                f"TMPDIR: found a path of {length} bytes, expected at most {_LONGEST_SCRATCH}, "
+                f"because the {tp} processes of an engine create sockets there; set it to a folder "
+                "with a shorter path"
+            ]
+        )
 
 
 def check_prefect_home() -> None:

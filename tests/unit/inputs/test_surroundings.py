@@ -144,8 +144,23 @@ def test_an_unusable_tmpdir_is_refused(
         monkeypatch.setattr("tempfile.TemporaryFile", lambda dir: open("/dev/full", "wb"))  # noqa: SIM115
     monkeypatch.setenv("TMPDIR", str(place))
     with pytest.raises(InputError) as error:
-        check_scratch()
+        check_scratch(load(settings))
     assert error.value.problems[0].startswith("TMPDIR: ")
+
+
+def test_a_tmpdir_that_is_too_long_for_sockets_is_refused(
+    settings, tmp_path, monkeypatch: pytest.MonkeyPatch
+):
+    """Only engines of several processes create sockets."""
+    long = tmp_path / ("x" * 70)
+    long.mkdir()
+    monkeypatch.setenv("TMPDIR", str(long))
+    one = load(settings)
+    check_scratch(one)
+    rollout = one.actor_rollout_ref.rollout.model_copy(update={"tensor_model_parallel_size": 2})
+    actor = one.actor_rollout_ref.model_copy(update={"rollout": rollout})
+    with pytest.raises(InputError, match="TMPDIR: found a path of"):
+        check_scratch(one.model_copy(update={"actor_rollout_ref": actor}))
 
 
 def test_problems_with_the_surroundings_are_reported_together(
