@@ -27,7 +27,7 @@ from pipeline.doctor.findings import Finding, Needs, absent, broken, ok
 from pipeline.errors import InputError
 from pipeline.hardware import gpu_pool
 from pipeline.store import StoreError, open_store, shown_uri
-from pipeline.store.schemes import free_bytes
+from pipeline.store.schemes import free_bytes, greet
 
 _DISTRIBUTION = "retrace-moe"
 _SHARED_MEMORY = Path("/dev/shm")
@@ -159,6 +159,7 @@ def check_store(needs: Needs) -> Finding:
     """Check that the store creates each key only once, and that its disk has free space."""
     uri = needs.store_uri
     try:
+        greet(uri)
         open_store(uri).probe()
         free = free_bytes(uri)
     except (StoreError, OSError) as error:

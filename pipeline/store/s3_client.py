@@ -60,10 +60,21 @@ class UploadGoneError(StoreError):
 
 
 class S3Client:
-    """A thread-safe client for one bucket. The first request creates boto3's client."""
+    """A thread-safe client for one bucket. The first request creates boto3's client.
 
-    def __init__(self, bucket: str, uri: str, patience_s: float = PATIENCE_S) -> None:
+    `try_s` limits the wait for a connection, and for each part of a response; None selects limits
+    for large objects.
+    """
+
+    def __init__(
+        self,
+        bucket: str,
+        uri: str,
+        patience_s: float = PATIENCE_S,
+        try_s: float | None = None,
+    ) -> None:
         self.bucket = bucket
+        self._try_s = try_s
         self._uri = uri
         self._patience_s = patience_s
         self._lock = threading.Lock()
@@ -156,7 +167,7 @@ class S3Client:
         with self._lock:
             if self._boto is None:
                 try:
-                    self._boto = _make_client(self._patience_s)
+                    self._boto = _make_client(self._try_s)
                 except (BotoCoreError, ValueError) as error:
                     # ValueError: the endpoint is not a URL. Neither message contains a secret.
                     raise StoreError(
@@ -198,7 +209,7 @@ def greet(bucket: str, uri: str) -> None:
     PATIENCE_S is for servers that restart. A server that does not answer the first request probably
     has the wrong address, and a program that reads several inputs would wait for it each time.
     """
-    client = S3Client(bucket, uri, _GREETING_S)
+    client = S3Client(bucket, uri, _GREETING_S, _GREETING_S / 2)
     what, host = "reach the server", _host(client._client("reach the server"))
     _silent.pop(host, None)
     try:
@@ -209,7 +220,7 @@ def greet(bucket: str, uri: str) -> None:
         _silent[host] = (time.monotonic() + PATIENCE_S, str(error))
 
 
-def _make_client(patience_s: float) -> "BotoClient":
+def _make_client(try_s: float | None) -> "BotoClient":
     session = boto3.session.Session()
     bundle = os.environ.get("AWS_CA_BUNDLE")
     if bundle and not Path(bundle).exists():
@@ -222,8 +233,8 @@ def _make_client(patience_s: float) -> "BotoClient":
     config = Config(
         retries={"total_max_attempts": 1},
         max_pool_connections=CONNECTIONS,
-        connect_timeout=min(_CONNECT_TIMEOUT_S, patience_s / 2),
-        read_timeout=min(_READ_TIMEOUT_S, patience_s / 2),
+        connect_timeout=try_s or _CONNECT_TIMEOUT_S,
+        read_timeout=try_s or _READ_TIMEOUT_S,
         s3={"addressing_style": styles[path_style] if path_style else "auto"},
         user_agent_extra="retrace",
     )
