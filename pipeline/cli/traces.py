@@ -250,6 +250,7 @@ def export_(
     ] = None,
 ) -> None:
     """Write the routes as arrays [T, L, K]; docs/trace-format.md describes the files."""
+    out = out.expanduser()
     with refusing():
         store = open_run(run).store
         if step is not None:

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from pipeline.config.optim import Optim
-from pipeline.config.section import FOR_WORKERS, NamedFunction, Section, formerly
+from pipeline.config.section import FOR_WORKERS, PLACE, NamedFunction, Section, formerly
 from pipeline.rl.loss_table import LOSSES
 from pipeline.rl.losses.aggregate import AggregationMode
 
@@ -18,12 +18,12 @@ class RouterReplay(Section):
         description="R2: replay the routes that the trainer's log-prob pass recorded. "
         "R3: replay the routes that the rollout engine recorded.",
     )
-    record_file: str | None = Field(
+    record_file: Annotated[str | None, PLACE] = Field(
         None,
         description="Path or URI to which the routes used in training are written, as a recorded "
         "set.",
     )
-    replay_file: str | None = Field(
+    replay_file: Annotated[str | None, PLACE] = Field(
         None,
         description="Path or URI of a recorded set that supplies the samples and routes. With "
         "this setting, no rollout worker is started.",

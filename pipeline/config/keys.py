@@ -1,6 +1,7 @@
 """All settings as a flat mapping from dotted key to setting, for messages and documentation."""
 
 import copy
+import re
 import types
 import typing
 from collections.abc import Iterator, Mapping
@@ -12,7 +13,7 @@ from annotated_types import Ge, Gt, Le, Lt, MaxLen, MinLen
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from pipeline.config.section import NamedFunction
+from pipeline.config.section import PLACE, NamedFunction
 from pipeline.config.tree import RunConfig
 
 _NAMES = {
@@ -84,6 +85,16 @@ class Key:
         return _describe(item, bounds)
 
     @property
+    def names_place(self) -> bool:
+        """Whether the setting is a path or URI, or a list of them."""
+        return PLACE in self.field.metadata
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the setting is a text or a list of texts, and never a number or a switch."""
+        return _texts(self.field.annotation)
+
+    @property
     def nullable(self) -> bool:
         """Whether the setting may be null."""
         return type(None) in _options(self.field.annotation)
@@ -148,6 +159,18 @@ def _walk(section: type[BaseModel], prefix: str, of_group: Any) -> Iterator[Key]
             yield from _walk(below, f"{prefix}{name}.", of_below)
 
 
+def _texts(annotation: Any) -> bool:
+    """Return whether all values of a type are texts, lists of texts or null."""
+    kinds = {
+        type(value) if origin is Literal else origin or option
+        for option in _options(annotation)
+        for origin in [typing.get_origin(option)]
+        for value in (typing.get_args(option) if origin is Literal else [None])
+    } - {type(None)}
+    lists = [one for one in _options(annotation) if typing.get_origin(one) is list]
+    return bool(kinds) and kinds <= {str, list} and all(_texts(_item(one)[0]) for one in lists)
+
+
 def _section_of(annotation: Any) -> type[BaseModel] | None:
     for option in _options(annotation):
         if isinstance(option, type) and issubclass(option, BaseModel):
@@ -174,7 +197,12 @@ def _expected(field: FieldInfo) -> str:
         _describe(option, bounds + _lengths(field.metadata, _COUNTED.get(option, "items")))
         for option in _options(field.annotation)
     ]
-    return " or ".join(parts)
+    words = " or ".join(parts)
+    return re.sub(r"\btext(s?)\b", _as_path, words) if PLACE in field.metadata else words
+
+
+def _as_path(found: re.Match[str]) -> str:
+    return "paths" if found[1] else "a path"
 
 
 def _describe(annotation: Any, bounds: str) -> str:
@@ -224,6 +252,8 @@ def _bounds(metadata: list[Any]) -> str:
                 text += f"{' and' if text else ''} < {bound}"
             case MinLen() | MaxLen():
                 continue  # `_lengths`
+            case _ if rule is PLACE:
+                continue
             case _:
                 text += f" matching {rule.pattern}"
     return text

@@ -23,7 +23,7 @@ class PodSettings(Section):
     memory: str | None = Field(
         None,
         json_schema_extra=OPERATIONAL,
-        pattern=r"^\d+(\.\d+)?(Ki|Mi|Gi|Ti|K|M|G|T)?$",
+        pattern=r"^\d+(\.\d+)?(Ki|Mi|Gi|Ti|K|M|G|T)$",
         description="Memory, as both request and limit, for example 64Gi; null: the installation's "
         "value.",
     )

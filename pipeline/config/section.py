@@ -9,6 +9,7 @@ from pydantic.config import JsonDict, JsonValue
 from pydantic_core import CoreSchema, core_schema
 
 from pipeline.rl.custom import custom_function
+from pipeline.store import place_text
 
 OPERATIONAL: JsonDict = {"operational": True}
 FOR_WORKERS: JsonDict = {"operational": True, "for_workers": True}
@@ -53,3 +54,22 @@ class NamedFunction:
         if value not in self.table and custom_function(value) is None:
             raise ValueError(f"expected {self.expected}")
         return value
+
+
+class _Place:
+    """The rule for a path or URI: not empty, and without `~` and variables once it is read."""
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        """Expand the text, or each text of a list, after pydantic has checked its type."""
+        return core_schema.no_info_after_validator_function(self._expanded, handler(source))
+
+    def _expanded(self, value: str | list[str] | None) -> str | list[str] | None:
+        if isinstance(value, list):
+            return [place_text(one) for one in value]
+        return None if value is None else place_text(value)
+
+
+PLACE = _Place()
+"""Marks a setting that names a file or folder, or several, by path or URI."""

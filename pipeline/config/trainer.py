@@ -2,11 +2,11 @@
 
 import hashlib
 import re
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from pipeline.config.section import FOR_WORKERS, OPERATIONAL, Section, formerly
+from pipeline.config.section import FOR_WORKERS, OPERATIONAL, PLACE, Section, formerly
 
 _LONGEST = 40
 """Maximum length of a folder's name, in characters.
@@ -81,7 +81,7 @@ class Trainer(Section):
         "default_local_dir (file: JSON lines; tensorboard) or trackers (docs/metrics.md). A "
         "tracker's failure does not end the run.",
     )
-    default_local_dir: str = Field(
+    default_local_dir: Annotated[str, PLACE] = Field(
         "outputs",
         json_schema_extra=OPERATIONAL,
         description="Folder for logs and TensorBoard files. A run's files are in the subfolder "

@@ -6,7 +6,7 @@ make up the run's identity. For a path marked INPUT, the file's content is part 
 the path is not.
 """
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -16,7 +16,7 @@ from pipeline.config.critic import Critic
 from pipeline.config.launch import Launch
 from pipeline.config.ref import LogProbCut, Ref
 from pipeline.config.reward import Reward
-from pipeline.config.section import FOR_WORKERS, INPUT, OPERATIONAL, Section, formerly
+from pipeline.config.section import FOR_WORKERS, INPUT, OPERATIONAL, PLACE, Section, formerly
 from pipeline.config.trainer import Trainer
 from pipeline.store.schemes import CREDENTIALS, DEFAULT_STORE, REMOTE_URI, STORE_SHAPES
 
@@ -24,14 +24,14 @@ from pipeline.store.schemes import CREDENTIALS, DEFAULT_STORE, REMOTE_URI, STORE
 class Data(Section):
     """The prompts, as Parquet files in verl's layout."""
 
-    train_files: str | list[str] | None = Field(
+    train_files: Annotated[str | list[str] | None, PLACE] = Field(
         None,
         json_schema_extra=INPUT,
         description=f"Parquet file or files with the training prompts, as paths or {REMOTE_URI}s. "
         "Columns: prompt (chat messages), data_source, reward_model.ground_truth and, optionally, "
         "extra_info.",
     )
-    val_files: str | list[str] | None = Field(
+    val_files: Annotated[str | list[str] | None, PLACE] = Field(
         None,
         json_schema_extra=INPUT,
         description="Parquet file or files with the validation prompts, in the same layout; null: "
@@ -73,7 +73,7 @@ class Data(Section):
 class Model(Section):
     """The policy's model."""
 
-    path: str = Field(
+    path: Annotated[str, PLACE] = Field(
         json_schema_extra=INPUT,
         description=f"Folder (a path or {REMOTE_URI}) with a Hugging Face config, safetensors "
         "files and a tokenizer.json, or the model's id on the Hugging Face Hub.",
@@ -184,7 +184,7 @@ class ActorRolloutRef(Section):
 class CustomRewardFunction(Section):
     """The user's reward function."""
 
-    path: str = Field(
+    path: Annotated[str, PLACE] = Field(
         json_schema_extra=INPUT,
         description=f"Self-contained Python file (path or {REMOTE_URI}) that defines verl's "
         "compute_score(data_source, solution_str, ground_truth, extra_info).",
@@ -231,7 +231,7 @@ class PolicyDeltas(Section):
 class StoreSettings(Section):
     """The object store that the rollout workers, the trainer and the flow share."""
 
-    uri: str = Field(
+    uri: Annotated[str, PLACE] = Field(
         DEFAULT_STORE,
         description=f"Folder, {STORE_SHAPES} of the object store. {CREDENTIALS}",
     )
@@ -253,7 +253,7 @@ class StoreSettings(Section):
         description="true: the bucket is part of the URL's path; false: it is part of the host "
         "name; null: true with a custom endpoint, false on AWS.",
     )
-    ca_bundle: str | None = Field(
+    ca_bundle: Annotated[str | None, PLACE] = Field(
         None,
         json_schema_extra=OPERATIONAL,
         description="File with the certificates that are used to verify the endpoint; null: "

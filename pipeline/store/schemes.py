@@ -23,6 +23,8 @@ EXAMPLE_STORE = "s3://team/runs"
 """An example, for messages and help texts, of a store that every machine can reach."""
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
+_HOME_URI = re.compile(r"file:(?://)?(?=~)", re.IGNORECASE)
+_VARIABLE = re.compile(r"\$([A-Za-z_]\w*)")
 _FILE_URI = re.compile(r"file:(?://(?P<host>[^/?#]*))?(?P<path>[^?#]*)", re.IGNORECASE)
 
 
@@ -53,7 +55,7 @@ class Scheme:
 def _folder(uri: str) -> Path:
     """Return the folder that a path or a file:// URI names."""
     match = _FILE_URI.match(uri)
-    return Path(unquote(match["path"])) if match else Path(uri)
+    return Path(unquote(match["path"])) if match else Path(place_text(uri))
 
 
 def _open_folder(uri: str) -> Store:
@@ -157,9 +159,10 @@ def _possible(place: object) -> str:
 
 
 def place_text(place: object) -> str:
-    """Return a path or URI as text.
+    """Return a path or URI as text, with `~` and `$VARIABLE` expanded as a shell does.
 
-    Raises ValueError for other types, and for text that no file name can contain.
+    Raises ValueError for other types, for an empty text, for text that no file name can contain,
+    and for users and variables that do not exist.
     """
     if not isinstance(place, str | Path):
         raise ValueError(f"found a value of type {type(place).__name__}, expected a str or a Path")
@@ -170,7 +173,16 @@ def place_text(place: object) -> str:
         possible = False
     if not possible:
         raise ValueError(f"found {shown_uri(text)!a}, expected text without U+0000 and surrogates")
-    return text
+    if not text:
+        raise ValueError("found an empty text, expected a path or URI")
+    if home := _HOME_URI.match(text):
+        text = unquote(text[home.end() :])
+    expanded = os.path.expanduser(os.path.expandvars(text))
+    if missing := _VARIABLE.search(expanded):
+        raise ValueError(f"found {text!r}, but the variable {missing[1]} is not set")
+    if text.startswith("~") and expanded.startswith("~"):
+        raise ValueError(f"found {text!r}, but the user {text[1:].split('/')[0]!r} has no folder")
+    return expanded
 
 
 def make_container(uri: str, patience_s: float) -> bool:

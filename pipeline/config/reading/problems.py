@@ -98,6 +98,8 @@ def _sentences(details: ErrorDetails) -> list[tuple[str, str]]:
         ]
     finite = ", not infinity or NaN" if details["type"] == "finite_number" else ""
     expected = key.expected_item if place else key.expected
+    if details["type"] == "value_error" and key.names_place:
+        return [(key.name, f"{details['ctx']['error']}; {_fix(key, details['input'])}")]
     text = f"found {_found(details['input'])}, expected {expected}{finite}"
     fix = _fix(key, details["input"])
     return [(key.name, f"{place}{text}; {fix}")]
@@ -164,9 +166,9 @@ def _fix(key: Key, value: Any) -> str:
         return fix
     if key.name in HINTS:
         return HINTS[key.name]
-    if key.expected.startswith("text") and not isinstance(value, str | None):
+    if key.expected.startswith(("text", "a path")) and not isinstance(value, str | None):
         if not isinstance(value, list):
-            return f"""quote it: {key.name}='"{value}"'"""
+            return f"write a text: {str(value)!r}"
         if "a list" not in key.expected:
             return f"""write one text: {key.name}='{",".join(map(str, value))}'"""
     default = key.field.default

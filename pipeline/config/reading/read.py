@@ -7,6 +7,8 @@ from typing import Any
 
 import yaml
 
+from pipeline.config.keys import all_keys
+from pipeline.config.reading.spellings import our_spelling
 from pipeline.errors import InputError
 from pipeline.store import place_text
 
@@ -39,9 +41,11 @@ _Loader.yaml_implicit_resolvers = {
 # YAML 1.1 ignores underscores, so it would read 0.5_2, the bounds 0.5 and 2, as 0.52. Here, numbers
 # may contain underscores only as thousands separators; any other value with an underscore is text.
 _THOUSANDS = r"(?!.*_(?!\d{3}(?:\D|$)))(?!.*\.\d*_)"
+# YAML 1.1 would read 010 as 8, and 12:30 as 750. YAML 1.2 and Hydra do not, so both are text here.
+_PLAIN = r"(?![-+]?0[0-7_]+$)(?!.*:)"
 _Loader.yaml_implicit_resolvers = {
     first: [
-        (tag, re.compile(_THOUSANDS + f"(?:{regexp.pattern})", regexp.flags))
+        (tag, re.compile(_PLAIN + _THOUSANDS + f"(?:{regexp.pattern})", regexp.flags))
         if tag in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
         else (tag, regexp)
         for tag, regexp in resolvers
@@ -55,6 +59,39 @@ _Loader.add_implicit_resolver(
     re.compile(_THOUSANDS + r"^[-+]?[0-9][0-9_]*(?:\.[0-9_]*)?[eE][-+]?[0-9]+$"),
     list("-+0123456789"),
 )
+
+
+_CONVERTED = tuple(f"tag:yaml.org,2002:{name}" for name in ("int", "float", "bool"))
+
+
+def _load(text: str, key: str = "") -> Any:
+    """Return the value of a YAML text: the value of a setting, or the settings in a file.
+
+    A value without quotes, such as 0123 or no, stays text where the setting is text.
+    """
+    loader = _Loader(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        _keep_text(node, key)
+        return loader.construct_document(node)
+    finally:
+        loader.dispose()
+
+
+def _keep_text(node: yaml.Node, key: str) -> None:
+    if isinstance(node, yaml.MappingNode):
+        for name, value in node.value:
+            if isinstance(name, yaml.ScalarNode):
+                _keep_text(value, f"{key}.{name.value}".lstrip("."))
+        return
+    setting = all_keys().get(our_spelling(key))
+    if setting is None or not setting.is_text:
+        return
+    for item in node.value if isinstance(node, yaml.SequenceNode) else [node]:
+        if item.tag in _CONVERTED:
+            item.tag = "tag:yaml.org,2002:str"
 
 
 _MOST_DEPTH = 64
@@ -111,7 +148,7 @@ def read_file(source: str | Path) -> dict[str, Any]:
 def _parsed(path: Path, text: str) -> dict[str, Any]:
     """Parse a YAML file. Raises InputError if it is not YAML or does not contain a mapping."""
     try:
-        content = yaml.load(text, _Loader)
+        content = _load(text)
     except yaml.MarkedYAMLError as error:
         line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
         tab = "'\\t'" in str(error.problem)
@@ -219,7 +256,7 @@ def _read_value(key: str, value: str) -> Any:
     if value == "":
         return ""
     try:
-        parsed = yaml.load(value, _Loader)
+        parsed = _load(value, key)
     except yaml.YAMLError as error:
         if value[0] in "[{" and "<stream end>" in str(error):  # a shell split it at a space
             whole = "[a, b]" if value[0] == "[" else "{a: 1, b: 2}"

@@ -63,6 +63,8 @@ def test_a_place_is_remote_if_its_scheme_is(place, remote):
         ("here", "there", False),
         ("/bucket/prefix", "s3://bucket/prefix", False),
         ("file://[/x", "/x", True),
+        ("~/a", os.path.expanduser("~/a"), True),
+        ("$HOME/a", "file:///a", os.path.expanduser("~") == "/"),
     ],
 )
 def test_two_names_of_the_same_place_are_recognised(one, other, same):
@@ -74,6 +76,19 @@ def test_paths_and_uris_can_be_opened(tmp_path):
     for place in (root, str(root), root.as_uri(), f"file://localhost{root.as_uri()[7:]}"):
         assert open_store(place).uri == root.as_uri()
     assert open_store("s3://bucket/prefix/").uri == "s3://bucket/prefix"
+
+
+@pytest.mark.parametrize(
+    "place",
+    ["~/a store", "$HOME/a store", "file://~/a%20store", "file:~/a%20store", Path("~/a store")],
+)
+def test_home_and_variables_are_expanded_as_a_shell_does(tmp_path, monkeypatch, place):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    store = open_store(place)
+    store.put_if_absent("object", b"x")
+    assert store.uri == (tmp_path / "home/a store").as_uri()
+    assert [path.name for path in tmp_path.iterdir()] == ["home"]
 
 
 @pytest.mark.parametrize(
@@ -103,6 +118,9 @@ def test_invalid_uris_cannot_be_opened(uri, said):
         (Path("a\0b"), r"found .*, expected text without U"),
         ("\ud800", r"found '\\ud800', expected text without U"),
         ("s3://me:pass@bucket/\0", r"found 's3://\*\*\*@bucket/"),
+        ("", "found an empty text, expected a path or URI"),
+        ("$NO_SUCH_VARIABLE/store", "found '.*', but the variable NO_SUCH_VARIABLE is not set"),
+        ("~no-such-user/store", "found '.*', but the user 'no-such-user' has no folder"),
     ],
 )
 def test_places_that_cannot_exist_are_refused(place, said):

@@ -3,10 +3,13 @@ problems together, each with its key, the value found, the values expected and t
 
 import pytest
 
+from pipeline.config.keys import value_at
 from pipeline.config.reading.load import load_config
 from pipeline.config.reading.read import read_file, read_override
 from pipeline.errors import InputError
 from tests.unit.config.settings import ACTOR, MINIMAL, OVERRIDE, RECORD, REPLAY, load, load_error
+
+MODEL = "actor_rollout_ref.model.path"
 
 
 def test_a_file_is_read_and_defaults_are_added(tmp_path):
@@ -50,6 +53,67 @@ def test_numbers_are_read_as_omegaconf_reads_them(tmp_path, written, value):
     text = MINIMAL.replace("model}}", f"model}}, actor: {{optim: {{lr: {written}}}}}}}")
     for loaded in (load(tmp_path, f"{ACTOR}.optim.lr={written}"), load(tmp_path, text=text)):
         assert loaded.config.actor_rollout_ref.actor.optim.lr == value
+
+
+TEXTS = (
+    "0123",
+    "83",
+    "12:30",
+    "no",
+    "on",
+    "Yes",
+    "1e3",
+    "1.50",
+    "0x10",
+    "1_000",
+    "2026-11-28",
+    "true",
+)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_text_stays_text_where_the_setting_is_text(tmp_path, text):
+    file = MINIMAL.replace("path: model", f"path: {text}").replace(
+        "train_files: train.parquet", f"train_files: [{text}, '{text}']"
+    )
+    for loaded in (
+        load(tmp_path, text=file),
+        load(tmp_path, f"data.train_files=[{text},'{text}']", f"{MODEL}={text}"),
+        load(tmp_path, f"data={{train_files: [{text}, '{text}']}}", f'{MODEL}="{text}"'),
+    ):
+        assert loaded.config.data.train_files == [text, text]
+        assert loaded.config.actor_rollout_ref.model.path == text
+    assert load(tmp_path, f"trainer.experiment_name={text}").config.trainer.experiment_name == text
+    assert load(tmp_path, f"store.uri={text}").config.run_uri.startswith(f"{text}/")
+    (problem,) = load_error(tmp_path, f"trainer.logger=[console,{text}]")
+    assert f"item 1: found {text!r} (text)" in problem
+
+
+@pytest.mark.parametrize("text", ["010", "-010", "12:30", "1:20:30", "0o10"])
+def test_numbers_that_yaml_versions_read_differently_are_text(tmp_path, text):
+    """YAML 1.1 reads octal and sexagesimal numbers, which YAML 1.2 and Hydra do not."""
+    (problem,) = load_error(tmp_path, f"trainer.nnodes={text}")
+    assert f"found {text!r} (text)" in problem
+
+
+@pytest.mark.parametrize(
+    "key", ["data.train_files", "data.val_files", MODEL, "custom_reward_function.path", "store.uri",
+            "store.ca_bundle", "trainer.default_local_dir", f"{REPLAY}.record_file",
+            f"{REPLAY}.replay_file"],
+)  # fmt: skip
+def test_paths_are_expanded_and_never_empty(tmp_path, monkeypatch, key):
+    monkeypatch.setenv("HOME", "/home/me")
+    for written in ("~/a", "$HOME/a"):
+        assert value_at(load(tmp_path, f"{key}={written}").config, key) == "/home/me/a"
+    for wrong in ("", "$NO_SUCH_VARIABLE/a", "~no-such-user/a"):
+        (problem,) = load_error(tmp_path, f"{key}={wrong}")
+        assert problem.startswith(f"{key}: found ")
+
+
+def test_each_file_of_a_list_is_expanded(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    config = load(tmp_path, "data.train_files=[~/a, s3://bucket/b]").config
+    assert config.data.train_files == ["/home/me/a", "s3://bucket/b"]
 
 
 @pytest.mark.parametrize("group", ["rollout_correction", "filter_groups"])
@@ -162,9 +226,9 @@ def test_the_nearest_key_is_not_merely_the_most_similar_text(tmp_path, unknown, 
             "(text), expected an integer >= 2 or null; write null",
         ),
         (
-            "data.train_files=3",
-            "data.train_files: found 3 (an integer), expected text or a list of texts or null; "
-            "quote it: data.train_files='\"3\"'",
+            ("data.train_files", 3),
+            "data.train_files: found 3 (an integer), expected a path or a list of paths or null; "
+            "write a text: '3'",
         ),
         (
             "algorithm.rollout_correction.rollout_rs=[token_k1,seq_sum_k1]",
@@ -173,8 +237,8 @@ def test_the_nearest_key_is_not_merely_the_most_similar_text(tmp_path, unknown, 
             "algorithm.rollout_correction.rollout_rs='token_k1,seq_sum_k1'",
         ),
         (
-            "data.train_files=[1,a.parquet]",
-            "data.train_files: found [1, 'a.parquet'] (a list), expected text or a list of texts "
+            ("data.train_files", [1, "a.parquet"]),
+            "data.train_files: found [1, 'a.parquet'] (a list), expected a path or a list of paths "
             "or null; correct it or leave it out",
         ),
         (
@@ -310,13 +374,13 @@ def test_the_nearest_key_is_not_merely_the_most_similar_text(tmp_path, unknown, 
             "name, such as my-run",
         ),
         (
-            "trainer.experiment_name=3",
+            ("trainer.experiment_name", 3),
             "trainer.experiment_name: found 3 (an integer), expected text of 1 to 200 characters; "
-            "quote it: trainer.experiment_name='\"3\"'",
+            "write a text: '3'",
         ),
         (
             "actor_rollout_ref.model.path=null",
-            "actor_rollout_ref.model.path: found null, expected text; correct it",
+            "actor_rollout_ref.model.path: found null, expected a path; correct it",
         ),
         (
             "actor_rollout_ref.actor.megatron.override_transformer_config={a:1}",
@@ -383,7 +447,7 @@ def test_all_problems_are_reported_together(tmp_path):
 
 def test_missing_settings_are_named(tmp_path):
     assert load_error(tmp_path, text="") == (
-        "actor_rollout_ref.model.path: missing, expected text; add "
+        "actor_rollout_ref.model.path: missing, expected a path; add "
         "`actor_rollout_ref: {model: {path: ...}}` to the file, or "
         "actor_rollout_ref.model.path=... to the command",
         "trainer.experiment_name: missing, expected text of 1 to 200 characters; add "

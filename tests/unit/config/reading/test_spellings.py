@@ -99,7 +99,7 @@ def test_a_null_does_not_count_as_a_value(tmp_path):
         ("trainer.save_freq=often", "trainer.save_freq: found 'often' (text)"),
         ("trainer.save_freq=True", "trainer.save_freq: found True (true/false)"),
         ("trainer.logger=[console,carrier_pigeon]", "trainer.logger: item 1: found 'carrier_pigeo"),
-        ("trainer.logger=3", "trainer.logger: found 3 (an integer)"),
+        ("trainer.logger=3", "trainer.logger: item 0: found '3' (text)"),
         ("trainer.experiment_name=???", "trainer.experiment_name: missing"),
     ],
 )
