@@ -17,6 +17,7 @@ def run_import_verl(source: Path, target: Path, arguments: Sequence[str]) -> int
         target: The file to write; it must not exist.
         arguments: Additional verl arguments.
     """
+    source, target = source.expanduser(), target.expanduser()
     try:
         if target.exists():
             raise retrace.InputError(

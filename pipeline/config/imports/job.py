@@ -12,16 +12,24 @@ from typing import Any
 from pipeline.config.dotted import is_interpolated, leaves, put
 from pipeline.config.imports.compose import compose, resolve
 from pipeline.config.imports.defaults import VERL_DEFAULTS
+from pipeline.config.imports.environment import (
+    add_environment,
+    script_environment,
+    take_out_environment,
+)
 from pipeline.config.imports.render import render
-from pipeline.config.imports.script import read_script, unknown_part
+from pipeline.config.imports.script import TrainerCommand, read_script, unknown_part, written_value
 from pipeline.config.imports.sort import sort_settings
 from pipeline.config.keys import all_keys
 from pipeline.config.reading.read import read_file, read_override
-from pipeline.config.reading.spellings import least_rate
+from pipeline.config.reading.spellings import least_rate, our_spelling
 from pipeline.errors import InputError
+from pipeline.store import is_remote
 
 _OWN_NAMES = ("ppo_trainer", "ppo_megatron_trainer", "dapo_trainer", "dapo_megatron_trainer")
 """The names of verl's own Hydra files. For scripts that use them, VERL_DEFAULTS applies."""
+_SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch")
+_TRAIN_FILES = "data.train_files"
 _OPTIONS = {
     "--config-path": "path", "-cp": "path", "--config-dir": "path", "-cd": "path",
     "--config-name": "name", "-cn": "name",
@@ -45,20 +53,36 @@ def import_verl(source: Path, arguments: Sequence[str], variables: Mapping[str, 
     if (problem := _source_problem(source, "name" in options)) is not None:
         raise InputError([f"{source}: {problem}"])
     notes: tuple[str, ...] = ()
+    exported: dict[str, str] = {}
+    reads: frozenset[str] = frozenset()
     origin = source.name
-    if source.suffix == ".sh":
+    if source.suffix in _SCRIPTS:
         command = read_script(source, variables)
-        notes = command.notes
-        settings, defaults = _of_command(source, [*command.arguments, *arguments])
+        notes, reads, exported = (
+            command.notes,
+            command.reads,
+            script_environment(command, variables),
+        )
+        settings, defaults = _of_command(source, command, arguments)
     else:
         path = source / f"{Path(options['name']).stem}.yaml" if "name" in options else source
         origin = path.name
         settings, defaults = _of_file(path, overrides), {}
+    exported |= take_out_environment(settings)
     settings |= least_rate(settings)
     given = {**defaults, **settings}
     unknown = {key: text for key, value in given.items() if (text := _unknown(value))}
     result = sort_settings({k: v for k, v in given.items() if k not in unknown})
-    result.refused.update({key: (given[key], text) for key, text in unknown.items()})
+    result.refused.update({key: (_written(given[key]), text) for key, text in unknown.items()})
+    for key in unknown:
+        result.missing.pop(our_spelling(key), None)
+    add_environment(result, exported, reads)
+    if _TRAIN_FILES not in result.refused and not result.kept.get(_TRAIN_FILES):
+        found = result.kept.pop(_TRAIN_FILES, ...)
+        result.refused[_TRAIN_FILES] = (
+            found,
+            "verl's default is an example file; name the prompts",
+        )
     for key in result.kept.keys() & defaults.keys() - settings.keys():
         what = result.notes.get(key) or f"the default here is {_our_default(key)}"
         result.notes[key] = f"verl's default; {what}"
@@ -75,24 +99,54 @@ def _source_problem(source: Path, named: bool) -> str | None:
         return f"no such {'file or folder' if named else 'file'} (from {Path.cwd()}); {files}"
     if source.is_dir():
         return None if named else f"found a folder, {files}; for a folder, add --config-name=NAME"
-    if source.suffix not in (".sh", ".yaml", ".yml"):
+    if source.suffix not in (*_SCRIPTS, ".yaml", ".yml"):
         return files
-    if named and source.suffix != ".sh":
+    if named and source.suffix not in _SCRIPTS:
         return "found a file and --config-name, expected a folder; leave the option out"
     return None
 
 
-def _of_command(source: Path, arguments: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the settings on a verl command line, and the defaults of the other settings."""
-    options, overrides = _options(arguments)
+def _of_command(
+    source: Path, command: TrainerCommand, more: Sequence[str]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the settings on a verl command line, and the defaults of the other settings.
+
+    `more` contains the arguments of `import-verl`, which follow those of the command.
+    """
+    options, overrides = _options([*command.arguments, *more])
     name = Path(options.get("name", _OWN_NAMES[0])).stem
     if name not in _OWN_NAMES:
-        return _of_file(Path(options.get("path", "."), f"{name}.yaml"), overrides), {}
-    settings = _of_overrides(source, overrides)
+        folder = command.folder / options.get("path", ".")
+        return _placed(_of_file(folder / f"{name}.yaml", overrides), command.folder), {}
+    settings = _placed(_of_overrides(source, overrides), command.folder)
     defaults = dict(VERL_DEFAULTS)
     if settings.get("trainer.total_training_steps") is not None:
         del defaults["trainer.total_epochs"]
     return settings, defaults
+
+
+def _placed(settings: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Return the settings with paths that are relative to `folder` as absolute paths.
+
+    If the trainer's working folder is that of this process, paths stay unchanged.
+    """
+    if folder == Path.cwd():
+        return settings
+    return {key: _place(key, value, folder) for key, value in settings.items()}
+
+
+def _place(key: str, value: Any, folder: Path) -> Any:
+    setting = all_keys().get(our_spelling(key))
+    if setting is None or not setting.names_place:
+        return value
+    if isinstance(value, list):
+        return [_place(key, item, folder) for item in value]
+    is_path = isinstance(value, str) and value and not unknown_part(value)
+    if not is_path or value[0] in "~$" or is_remote(value):
+        return value
+    path = folder / value
+    is_hub_id = key.endswith("model.path") and not path.exists()
+    return value if is_hub_id else str(path)
 
 
 def _of_file(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
@@ -158,6 +212,12 @@ def _options(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
 def _unknown(value: Any) -> str | None:
     texts = value if isinstance(value, list) else [value]
     return next((found for t in texts if isinstance(t, str) and (found := unknown_part(t))), None)
+
+
+def _written(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_written(item) for item in value]
+    return written_value(value) if isinstance(value, str) else value
 
 
 def _our_default(key: str) -> Any:

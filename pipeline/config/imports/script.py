@@ -1,50 +1,26 @@
-"""Read a verl shell script: find the arguments that it passes to verl's trainer.
+"""Read a verl shell script: find the command that starts verl's trainer."""
 
-bash evaluates the script, so that `${VAR:-default}`, arrays, `case` and arithmetic keep their
-meaning. It writes no files and starts no programs, because it runs in restricted mode with an empty
-PATH. bash calls a function for each command that it does not find, and this function records the
-command. The command that starts the trainer is therefore recorded, too.
-"""
-
-import contextlib
-import os
 import re
-import shutil
-import signal
-import subprocess
-import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from pipeline.config.imports.bash import BashOutput, Command, Script, read_names, run_script
 from pipeline.errors import InputError
-from pipeline.scratch import scratch_folder
 
 _MODULE = "verl.trainer.main_ppo"
 _MODULES = (_MODULE, "recipe.dapo.main_dapo")
 """Modules of verl's trainers. The second module, from the DAPO recipe, adds dynamic sampling."""
-_LONGEST_S = 20.0
-"""Time limit in seconds. A script that waits in a loop for a program would not end on its own."""
-
-_PROLOGUE = r"""
-command_not_found_handle() {
-  local word
-  for word in "${BASH_LINENO[0]}" "$@" $'\1'; do printf '%s:%s\0' "$BASHPID" "$word" >&@FD@; done
-  case @PROBES@ in *" ${BASH_LINENO[0]} "*) ;; *)
-    printf '@not-known:%s:%s@' "${BASH_LINENO[0]}" "$1";;
-  esac
-  return 127
-}
-cd() { :; }
-ulimit() { :; }
-exec() { "$@"; }
-set() { builtin set "$@"; builtin set +e +x; }
-dirname() { case $1 in */*) printf '%s\n' "${1%/*}";; *) echo .;; esac; }
-basename() { local name=${1##*/}; printf '%s\n' "${name%"${2-}"}"; }
-"""
-_UNKNOWN = re.compile(r"@not-known:(?P<line>\d+):(?P<command>[^@]*)@")
-_REDIRECTION = re.compile(r"""(?<=\s)(?:\d|&)?>>?\s*(?:"[^"]*"|'[^']*'|[^\s&|;<>()"'])+""")
-_COMPLAINT = re.compile(r"^.*?: line (?P<line>\d+): (?P<text>.*)$")
+_FILES = tuple(f"{module.replace('.', '/')}.py" for module in _MODULES)
+_QUOTED = re.compile(
+    rf"-m\s+(?:{'|'.join(map(re.escape, _MODULES))})\b|(?:{'|'.join(map(re.escape, _FILES))})\b"
+)
+"""A trainer's command inside an argument of another command, as in bash -c "python3 -m ..."."""
+_DEEPEST = 4
+"""Maximum number of scripts that call each other."""
+_UNKNOWN = re.compile(r"@not-known:(?P<line>\d+):(?P<command>[^@]*)@|@not-set:(?P<name>\w+)@")
+_PLACES = re.compile(r"(?<![\w./-])(?:cd|pwd|pushd|realpath|git rev-parse)\b|\$\{?PWD\b")
+"""Commands and variables whose results may depend on the folder in which the script starts."""
 
 
 @dataclass(frozen=True)
@@ -54,183 +30,227 @@ class TrainerCommand:
     arguments: tuple[str, ...]
     """Settings as `key=value`, and options such as `--config-name=...`."""
     notes: tuple[str, ...]
-    """One note for each other program that the script would have run."""
+    """Notes on the assumed working folder, and on each other program of the script."""
+    folder: Path
+    """The working folder of the trainer."""
+    environment: Mapping[str, str]
+    """The environment of the trainer."""
+    launcher: tuple[str, ...]
+    """The words of the command before the trainer, such as `env`, `A=1`, `python3` and `-m`."""
+    reads: frozenset[str]
+    """The variables that the script itself reads."""
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A command that starts a trainer."""
+
+    line: str
+    """The line of the script, which may call the command in another script."""
+    command: Command
+    start: int
+    """The place of the trainer in the command's words."""
+    missing: frozenset[str]
+    """The variables without a value that the script or the scripts that it calls read."""
+    outer: tuple[str, ...] = ()
+    """The words of the commands that call the script with this command."""
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        return self.command.words[self.start + 1 :]
 
 
 def read_script(path: Path, variables: Mapping[str, str]) -> TrainerCommand:
     """Return the command with which a script starts `verl.trainer.main_ppo` or DAPO's trainer.
 
-    `variables` is the script's environment. Raises InputError if the script cannot be read, if bash
-    refuses one of its lines, or if it does not start exactly one trainer.
+    The script starts in the working folder of this process, as with `bash PATH`. `variables` is the
+    script's environment. Raises InputError if the script cannot be read, if bash refuses one of its
+    lines, or if it does not start exactly one trainer.
     """
-    bash = shutil.which("bash")
-    if bash is None:
-        raise InputError([f"{path}: bash, which reads shell scripts, is not installed"])
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise InputError([f"{path}: the script cannot be read: {error.strerror}"]) from error
-    except UnicodeDecodeError as error:
-        raise InputError([f"{path}: the script cannot be read: the file is not text"]) from error
-    records, complaints = _evaluate(bash, path, text, variables)
-    commands = [(line, found) for line, *command in records if (found := _trainer(command))]
-    if complaints:
-        raise InputError([f"{path}, {complaint}" for complaint in complaints])
-    if len(commands) != 1:
-        raise InputError([_not_one(path, records, [line for line, _ in commands])])
-    arguments = commands[0][1][1:]
-    others = [(line, command[0]) for line, *command in records if not _trainer(command)]
+    script = Script(path, _text(path), variables, Path.cwd())
+    evaluation, found = _evaluated(script)
+    if not found:
+        raise InputError([_none(path, script.text, evaluation)])
+    if len({each.arguments for each in found}) > 1:
+        lines = ", ".join(each.line for each in found)
+        raise InputError(
+            [
+                f"{path}: lines {lines} each start {_MODULE}; keep one of them in a copy of the "
+                "script"
+            ]
+        )
+    trainer = found[0]
+    starts = {each.line for each in found}
+    notes = [
+        f"line {each.line}: `{each.words[0]}` was not run"
+        for each in evaluation.commands
+        if each.words[0] != "exit" and each.line not in starts
+    ]
+    if _PLACES.search(script.text):
+        notes.insert(0, f"the script was read as if `bash {path}` was run in {script.folder}")
     return TrainerCommand(
-        tuple(arguments),
-        tuple(f"line {line}: `{program}` was not run" for line, program in others),
+        _with_missing(script, trainer),
+        tuple(dict.fromkeys(notes)),
+        trainer.command.folder,
+        trainer.command.environment,
+        (*trainer.outer, *trainer.command.words[: trainer.start]),
+        read_names(script.text),
     )
 
 
 def unknown_part(value: str) -> str | None:
     """Return why a value is unknown, or None if it is known.
 
-    A value is unknown if it contains the output of a program, because no program is run.
+    A value is unknown if it contains the output of a program, because no program is run, or if it
+    contains a variable that is not set.
     """
     found = _UNKNOWN.search(value)
     if found is None:
         return None
+    if name := found["name"]:
+        return (
+            f"the variable {name} of the script is not set; set it before the command: {name}=... "
+            "retrace import-verl ..., or write the value"
+        )
     return (
         f"line {found['line']} of the script takes this value from `{found['command']}`, which was "
         "not run"
     )
 
 
-def _evaluate(
-    bash: str, path: Path, text: str, variables: Mapping[str, str]
-) -> tuple[list[list[str]], list[str]]:
-    """Return the commands that were not found, each with its line number, and bash's errors."""
-    with scratch_folder("import") as folder, tempfile.TemporaryFile() as record:
-        known = _harmless(variables)
-        script, prologue = folder / "script.sh", folder / "prologue.sh"
-        script.write_text(_without_redirections(text), encoding="utf-8")
-        prologue.write_text(
-            _PROLOGUE.replace("@FD@", str(record.fileno())).replace("@PROBES@", _probes(text))
-        )
-        try:
-            said = _said_by(
-                [bash, "--restricted", "--norc", "--noprofile", str(script)],
-                {**known, "PATH": str(folder / "none"), "BASH_ENV": str(prologue)},
-                record.fileno(),
-            )
-        except subprocess.TimeoutExpired as error:
-            raise InputError(
-                [f"{path}: the script does not end on its own when no program is run"]
-            ) from error
-        record.seek(0)
-        written = record.read().decode(errors="replace").replace(str(script), str(path))
-    return _records(written), [
-        _complaint(line) for line in said.splitlines() if _COMPLAINT.match(line)
+def written_value(value: str) -> str:
+    """Return a value with its unknown parts as in the script: `$(date)`, `$DATA`."""
+    return _UNKNOWN.sub(lambda u: f"${u['name']}" if u["name"] else f"$({u['command']})", value)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InputError([f"{path}: the script cannot be read: {error.strerror}"]) from error
+    except UnicodeDecodeError as error:
+        raise InputError([f"{path}: the script cannot be read: the file is not text"]) from error
+
+
+def _evaluated(script: Script, depth: int = 0) -> tuple[BashOutput, list[_Found]]:
+    """Evaluate a script, and the scripts that it calls. Raises InputError for bash's errors."""
+    result = run_script(script)
+    lines = script.text.splitlines()
+    problems = [
+        f"{script.path}, line {line}: {_error(script, ''.join(source), text)}"
+        for line, text in result.errors
+        for source in [lines[line - 1 : line]]
+        if not _is_wait(source, text)
     ]
+    if problems:
+        raise InputError(problems)
+    found: list[_Found] = []
+    for command in result.commands:
+        start = _start(command.words)
+        if start is not None:
+            found.append(_Found(command.line, command, start, command.missing))
+        elif depth < _DEEPEST:
+            for place, called in _called(script.path, command):
+                found += [
+                    _Found(
+                        command.line,
+                        inner.command,
+                        inner.start,
+                        inner.missing | command.missing,
+                        (*command.words[:place], *inner.outer),
+                    )
+                    for inner in _evaluated(called, depth + 1)[1]
+                ]
+    return result, found
 
 
-def _records(written: str) -> list[list[str]]:
-    """Assemble the commands from their words.
+def _start(words: Sequence[str]) -> int | None:
+    """Return the place of the trainer in the words of a command."""
+    for place, word in enumerate(words):
+        if word in _MODULES or word.endswith(_FILES):
+            return place
+    return None
 
-    Each word follows the id of the process that wrote it, because the parts of a pipe write at the
-    same time.
+
+def _called(path: Path, command: Command) -> Iterator[tuple[int, Script]]:
+    """Yield the scripts that a command runs: those in quotes, and shell scripts that it names."""
+    variables, folder = command.environment, command.folder
+    for place, word in enumerate(command.words):
+        if _QUOTED.search(word):
+            # bash -c TEXT NAME ARGUMENT...
+            yield place, Script(path, word, variables, folder, command.words[place + 2 :])
+            return
+        if word.endswith(".sh") and command.words[0] != "source" and (folder / word).is_file():
+            text = _text(folder / word)
+            yield place, Script(Path(word), text, variables, folder, command.words[place + 1 :])
+            return
+
+
+def _with_missing(script: Script, trainer: _Found) -> tuple[str, ...]:
+    """Return the trainer's arguments, with marks in place of variables that have no value.
+
+    For each such variable, the script is evaluated again with a mark as its value. An argument that
+    then contains the mark, and is the same otherwise, takes a part of its value from the variable.
     """
-    records: list[list[str]] = []
-    begun: dict[str, list[str]] = {}
-    for process, _, word in (entry.partition(":") for entry in written.split("\0")[:-1]):
-        if word == "\1":
-            records.append(begun.pop(process))
-        else:
-            begun.setdefault(process, []).append(word)
-    return records
-
-
-def _said_by(command: Sequence[str], environment: Mapping[str, str], record: int) -> str:
-    """Return bash's output to stderr. Raises TimeoutExpired.
-
-    bash gets its own process group, because some scripts kill their group (`trap "kill 0" EXIT`).
-    The group is killed at the end, because loops in subshells would continue.
-    """
-    with subprocess.Popen(
-        command, env=environment, pass_fds=[record], start_new_session=True,
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    ) as bash:  # fmt: skip
+    arguments = list(trainer.arguments)
+    variables = dict(script.environment)
+    for name in sorted(trainer.missing):
+        mark = f"@not-set:{name}@"
+        marked = replace(script, environment={**variables, name: mark})
         try:
-            _, said = bash.communicate(timeout=_LONGEST_S)
-        finally:
-            with contextlib.suppress(ProcessLookupError):  # no process of the group is left
-                os.killpg(bash.pid, signal.SIGKILL)
-    return said.decode(errors="replace")
+            _, found = _evaluated(marked)
+        except InputError:  # the script computes with the variable
+            continue
+        for argument in (word for each in found for word in each.arguments if mark in word):
+            if (without := argument.replace(mark, "")) in arguments:
+                arguments[arguments.index(without)] = argument
+                variables[name] = mark
+    return tuple(arguments)
 
 
-def _probes(text: str) -> str:
-    """Return the numbers of the lines whose result may depend on whether a program succeeds.
-
-    An example is `$(PROGRAM && echo yes || echo no)`. No program is run, so PROGRAM always fails.
-    The result is a list in quotes, for bash.
-    """
-    lines = [
-        str(number)
-        for number, line in enumerate(text.splitlines(), start=1)
-        if "$(" in line and ("&&" in line or "||" in line)
-    ]
-    return f"' {' '.join(lines)} '"
+def _is_wait(line: Sequence[str], text: str) -> bool:
+    """Return whether an error concerns the output of a program for which a loop waits."""
+    return bool(line) and "not-known" in text and line[0].split()[:1] in (["while"], ["until"])
 
 
-def _without_redirections(text: str) -> str:
-    """Return the script without redirections to files, which restricted mode refuses.
-
-    Line numbers do not change. A `>` that may be a comparison, or may be in quotes, is kept.
-    """
-    return "\n".join(_without_redirection(line) for line in text.split("\n"))
-
-
-def _without_redirection(line: str) -> str:
-    if "((" in line or "[[" in line or line.lstrip().startswith("#"):
-        return line
-    return _REDIRECTION.sub(
-        lambda found: found[0] if _in_quotes(line[: found.start()]) else " ", line
-    )
-
-
-def _in_quotes(before: str) -> bool:
-    return before.count('"') % 2 == 1 or before.count("'") % 2 == 1
-
-
-def _harmless(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables, except those that make bash or the dynamic loader run other code."""
-    refused = ("BASH", "LD_", "SHELLOPTS", "ENV", "PS4", "PROMPT_COMMAND")
-    return {name: value for name, value in variables.items() if not name.startswith(refused)}
-
-
-def _complaint(line: str) -> str:
-    found = _COMPLAINT.match(line)
-    assert found is not None
-    text = found["text"]
-    if text.endswith("unbound variable"):
-        name = text.partition(":")[0]
-        fix = f"set it before the command: {name}=... retrace import-verl ..."
+def _error(script: Script, line: str, text: str) -> str:
+    """Return bash's error in a line of a script, with the fix."""
+    named = text.partition(":")[0].lstrip("$")
+    missing = sorted(read_names(line) - script.environment.keys() if text[0] == "[" else set())
+    if named.isdigit():
+        fix = f"write the value in place of ${named} in a copy of the script"
     elif "restricted" in text or "not-known" in text:
-        fix = "no program is run, and no file is written or sourced; write the value itself"
+        fix = "no program is run, and no file is written; write the value itself"
+    elif named in read_names(script.text) or missing:
+        names = " ".join(f"{name}=..." for name in missing or [named])
+        fix = f"set it before the command: {names} retrace import-verl ..."
     else:
         fix = "correct the script"
-    return f"line {found['line']}: {_UNKNOWN.sub(lambda u: f'`{u[2]}`', text)}; {fix}"
+    return f"{_UNKNOWN.sub(lambda u: f'`{u[2]}`', text)}; {fix}"
 
 
-def _trainer(command: list[str]) -> list[str]:
-    """Return the command starting at the trainer's name, or an empty list for any other command."""
-    for place, argument in enumerate(command):
-        if argument in _MODULES or argument.endswith("verl/trainer/main_ppo.py"):
-            return command[place:]
-    return []
-
-
-def _not_one(path: Path, records: list[list[str]], lines: list[str]) -> str:
-    if lines:
+def _none(path: Path, text: str, evaluation: BashOutput) -> str:
+    """Return why a script starts no trainer."""
+    exits = [each for each in evaluation.commands if each.words[0] == "exit"]
+    if exits:
+        said = written_value(evaluation.output)
         return (
-            f"{path}: lines {', '.join(lines)} each start {_MODULE}; keep one of them in a copy of "
-            "the script"
+            f"{path}, line {exits[-1].line}: the script exits here with code {exits[-1].words[1]} "
+            f"before it starts {_MODULE}"
+            + (f", and its last output is {said!r}" if said else "")
+            + "; set the variables that the script needs before the command (NAME=... retrace "
+            "import-verl ...), or remove the line from a copy of the script"
         )
-    others = [command[i + 1] for _, *command in records for i in _modules(command)]
+    lines = enumerate(text.splitlines(), start=1)
+    if starts := [str(n) for n, line in lines if _QUOTED.search(line) and line.strip()[0] != "#"]:
+        programs = dict.fromkeys(f"`{each.words[0]}`" for each in evaluation.commands)
+        return (
+            f"{path}: the script does not reach line {', '.join(starts)}, which starts {_MODULE}; "
+            "set the variables that its conditions read before the command (NAME=... retrace "
+            "import-verl ...), or keep only that command in a copy of the script"
+            + (f"; not run: {', '.join(programs)}" if programs else "")
+        )
+    others = [c.words[i + 1] for c in evaluation.commands for i in _modules(c.words)]
     started = ", ".join(dict.fromkeys(others)) if others else "no module"
     return (
         f"{path}: the script starts {started}, expected python3 -m {_MODULE}; other trainers "
@@ -238,5 +258,5 @@ def _not_one(path: Path, records: list[list[str]], lines: list[str]) -> str:
     )
 
 
-def _modules(command: list[str]) -> list[int]:
-    return [i for i, argument in enumerate(command[:-1]) if argument == "-m"]
+def _modules(words: Sequence[str]) -> list[int]:
+    return [i for i, word in enumerate(words[:-1]) if word == "-m"]

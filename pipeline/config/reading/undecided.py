@@ -28,10 +28,20 @@ def undecided(path: Path, settings: dict[str, Any]) -> list[str]:
         return []
     found = [(number, _LINE.match(line)) for number, line in enumerate(lines, start=1)]
     return [
-        f"{path}, line {number}: {todo['key']} is undecided; replace the line with the setting, "
-        "give the setting on the command line, or remove the line to run without the setting"
+        f"{path}, line {number}: {todo['key']} is undecided; {_fix(todo['key'])}"
         for number, todo in found
         if todo is not None
         and todo["value"] != UNKNOWN
         and get(settings, todo["key"]) is get(settings, our_spelling(todo["key"])) is ABSENT
     ]
+
+
+def _fix(key: str) -> str:
+    if "." not in key:  # an environment variable
+        return (
+            "the comment below the line names what reads this variable; decide, and remove the line"
+        )
+    return (
+        "replace the line with the setting, give the setting on the command line, or remove the "
+        "line to run without the setting"
+    )

@@ -116,6 +116,118 @@ def test_undecided_settings_are_refused_until_they_are_decided(tmp_path):
     assert load_config(mine, ["trainer.n_gpus_per_node=2"]).config.trainer.n_gpus_per_node == 2
 
 
+def imported(folder: Path, text: str, **variables: str) -> str:
+    script = folder / "run.sh"
+    script.write_text(text)
+    return import_verl(script, [], variables)
+
+
+def open_points(text: str) -> dict[str, str]:
+    """Return the value of each TODO line, by key."""
+    return dict(re.findall(r"(?m)^ *# TODO ([\w.-]+): (.*)$", text))
+
+
+def test_exported_variables_are_open_points(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ray.yaml").write_text("env_vars: {TORCH_NCCL_AVOID_RECORD_STREAMS: '1'}\n")
+    text = imported(
+        tmp_path,
+        """export VLLM_USE_V1=1 HYDRA_FULL_ERROR=1 MODEL=/m
+declare -x SANDBOX_URL=http://sandbox JUDGE_API_KEY=hidden
+NVTE_FUSED_ATTN=0 ray job submit --runtime-env ray.yaml -- env RAY_DEDUP_LOGS=0 \
+  python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=$MODEL data.train_files=t \
+  trainer.experiment_name=x actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1 \
+  +ray_kwargs.ray_init.runtime_env.env_vars.NCCL_DEBUG=WARN
+""",
+        GIVEN="1",
+    )
+    assert open_points(text) == {
+        "VLLM_USE_V1": "'1'",
+        "SANDBOX_URL": "http://sandbox",
+        "JUDGE_API_KEY": "'***'",
+        "NVTE_FUSED_ATTN": "'0'",
+        "TORCH_NCCL_AVOID_RECORD_STREAMS": "'1'",
+        "NCCL_DEBUG": "WARN",
+    }
+    reasons = {
+        key: reason
+        for keys, reason in re.findall(r"((?:# TODO .*\n)+)#   (.*)", text)
+        for key in re.findall("TODO (\\w+)", keys)
+    }
+    assert "engine" in reasons["VLLM_USE_V1"]
+    assert "trainer" not in reasons["VLLM_USE_V1"]
+    assert "trainer" in reasons["NVTE_FUSED_ATTN"]
+    assert "engine" not in reasons["NVTE_FUSED_ATTN"]
+    assert "engine and trainer" in reasons["NCCL_DEBUG"]
+    assert "reward" in reasons["SANDBOX_URL"]
+    ignored = text.partition("# Left out")[2]
+    assert all(name in ignored for name in ("HYDRA_FULL_ERROR", "RAY_DEDUP_LOGS", "MODEL=/m"))
+    assert "GIVEN" not in text
+    mine = tmp_path / "my.yaml"
+    mine.write_text(text)
+    assert len(read(mine)[0]) == 6
+    mine.write_text("\n".join(line for line in text.splitlines() if "# TODO" not in line))
+    assert read(mine)[0] == ()
+
+
+@pytest.mark.parametrize(
+    ("key", "written", "shown"),
+    [
+        ("actor_rollout_ref.model.path", "", ""),
+        ("actor_rollout_ref.model.path", "$MODEL", "$MODEL"),
+        ("data.train_files", "", ""),
+        ("data.train_files", "[]", []),
+        ("data.train_files", "\"['']\"", [""]),
+        ("data.train_files", "$DATA/train.parquet", "$DATA/train.parquet"),
+        ("data.train_files", None, None),
+        ("data.val_files", "\"['a','$DATA/b']\"", "['a','$DATA/b']"),
+        ("trainer.experiment_name", "$NAME", "$NAME"),
+        ("trainer.nnodes", "$NODES", "$NODES"),
+        ("custom_reward_function.path", "/r/$REWARD", "/r/$REWARD"),
+    ],
+)
+def test_values_that_are_empty_or_not_set_are_open_points(tmp_path, key, written, shown):
+    settings = {
+        "actor_rollout_ref.model.path": "/m",
+        "data.train_files": "/t.parquet",
+        "trainer.experiment_name": "x",
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": "1",
+        key: written,
+    }
+    words = " ".join(f"{k}={v}" for k, v in settings.items() if v is not None)
+    text = imported(tmp_path, f"python3 -m verl.trainer.main_ppo {words}\n")
+    found = open_points(text)
+    assert found.keys() == {key}
+    assert found[key] == "..." if written is None else yaml.safe_load(found[key]) == shown
+    assert "TODO): 1." in " ".join(text.split("\n\n")[0].replace("\n#", "").split())
+
+
+def test_relative_paths_are_those_of_the_trainers_folder(tmp_path, monkeypatch):
+    start, jobs = tmp_path / "start", tmp_path / "repo/jobs"
+    for folder in (start, jobs, tmp_path / "repo/models/mine"):
+        folder.mkdir(parents=True)
+    monkeypatch.chdir(start)
+    (tmp_path / "repo/mine.yaml").write_text("data: {train_files: [t.parquet, s3://b/t.parquet]}\n")
+    command = (
+        "python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path={model} "
+        "custom_reward_function.path=r.py data.val_files=~/v.parquet"
+    )
+    text = f"cd $(dirname $0)/..\n{command.format(model='models/mine')} --config-path=. "
+    content = yaml.safe_load(imported(jobs, text + "--config-name=mine\n"))
+    repo = str(tmp_path / "repo")
+    assert content["data"] == {
+        "train_files": [f"{repo}/t.parquet", "s3://b/t.parquet"],
+        "val_files": "~/v.parquet",
+    }
+    assert content["custom_reward_function"]["path"] == f"{repo}/r.py"
+    assert content["actor_rollout_ref"]["model"]["path"] == f"{repo}/models/mine"
+    text = f"cd $(dirname $0)/..\n{command.format(model='Qwen/Qwen3-30B-A3B')}\n"
+    content = yaml.safe_load(imported(jobs, text))
+    assert content["actor_rollout_ref"]["model"]["path"] == "Qwen/Qwen3-30B-A3B"
+    content = yaml.safe_load(imported(jobs, command.format(model="models/mine")))
+    assert content["custom_reward_function"]["path"] == "r.py"
+
+
 def test_the_penalty_on_long_responses_is_kept(tmp_path):
     """In verl, the penalty's group also contains settings that Retrace does not have."""
     script = tmp_path / "run.sh"
