@@ -230,9 +230,11 @@ def _read(path: Path, written: str, stdout: str, stderr: str) -> BashOutput:
             errors.append((found["line"], found["text"] + where))
         elif not line.startswith("+"):  # the trace of `set -x`
             others.append(line)
+    # A loop that waits repeats the errors that it makes when it compares the output of a program.
+    kept = [each for each, times in Counter(errors).items() if times < _WAITS]
     return BashOutput(
         tuple(commands),
-        tuple((int(line), text) for line, text in errors if line not in waits),
+        tuple((int(line), text) for line, text in kept if line not in waits),
         "\n".join((others or stdout.splitlines())[-3:]),
     )
 

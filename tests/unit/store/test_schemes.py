@@ -86,7 +86,7 @@ def test_home_and_variables_are_expanded_as_a_shell_does(tmp_path, monkeypatch, 
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
     store = open_store(place)
-    store.put_if_absent("object", b"x")
+    store.create("object", b"x")
     assert store.uri == (tmp_path / "home/a store").as_uri()
     assert [path.name for path in tmp_path.iterdir()] == ["home"]
 

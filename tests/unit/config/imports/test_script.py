@@ -288,6 +288,8 @@ def test_the_trainer_is_found_in_quotes_and_in_other_scripts(tmp_path, monkeypat
         "wait_for_ray() {\n  until ray status; do :; done\n}\nwait_for_ray",
         'while [ "$(ray status | grep -c node)" -lt 8 ]; do sleep 5; done',
         'until [ "$(ray status | grep -c node)" -ge 8 ]; do sleep 5; done',
+        "while true; do\n  n=$(ray list nodes | wc -l)\n  if [ $n -ge 2 ]; then break; fi\n"
+        "  sleep 5\ndone",
         "until [ -f /nowhere/ready ]; do\n  sleep 1\ndone",
         "(until ray status; do sleep 1; done) & wait",
     ],
