@@ -65,11 +65,12 @@ from benchmarks.page import Table, arguments_of, block, publish, verdict
 from benchmarks.simulated import GEOMETRY, PROMPT, RESPONSE, SimulatedEngine
 from operators.rollout.prompts import Prompt, Wanted
 from operators.rollout.sample_maker import SampleMaker
-from operators.rollout.scoring import RewardCode, Scorer
+from operators.rollout.scoring import Scorer
 from operators.rollout.shard import facts, stream
 from pipeline.config.reward import Reward
 from pipeline.run.commit import new_write_id
 from pipeline.run.plan import Sampling
+from pipeline.scoring.code import RewardCode
 from pipeline.store import open_store
 from pipeline.traces import Provenance, ShardWriter
 

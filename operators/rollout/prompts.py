@@ -23,7 +23,7 @@ class Prompt:
     data_source: str
     ground_truth: Any
     extra_info: Any
-    """None if the prompt file lacks this column."""
+    """Empty, as in verl, if the prompt file lacks this column or the row has no value in it."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Prompts:
             tokens=tuple(value("token_ids")),
             data_source=value("data_source"),
             ground_truth=json.loads(value("ground_truth")),
-            extra_info=None if extra_info is None else json.loads(extra_info),
+            extra_info={} if extra_info is None else json.loads(extra_info),
         )
 
 

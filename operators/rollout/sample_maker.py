@@ -79,6 +79,8 @@ class SampleMaker:
         """The number of samples, and the number of tokens in their responses."""
         self.masked = 0
         """The number of samples without a reward, because the reward function failed."""
+        self.left_out = 0
+        """The number of values that the reward function returned but the samples cannot hold."""
         self.lacking = 0
         """The number of samples that lack routes for some rows."""
         self.extras: ExtraSums = {}
@@ -117,6 +119,7 @@ class SampleMaker:
         self.samples += 1
         self.tokens += len(sample.response_tokens_G)
         self.masked += sample.reward is None
+        self.left_out += scored.left_out
         if not wanted.baseline:
             add_extras(self.extras, sample.extras)
             source = wanted.prompt.data_source

@@ -167,6 +167,7 @@ class ShardMaker:
             refuse_amended(self.store, self.amendments)
             known = {"worker": self.worker, AMENDMENTS: self.amendments}
             made = {"tokens": maker.tokens, "extras": maker.extras, "sources": maker.sources}
+            made["left_out"] = maker.left_out
             committed = writer.commit({**known, **seconds, **made})
         return maker, spent, committed
 

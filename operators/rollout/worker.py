@@ -36,7 +36,7 @@ from dataclasses import dataclass, field
 from operators.ready import say_ready
 from operators.rollout.engine import RolloutEngine
 from operators.rollout.prompts import Prompts, shards_of
-from operators.rollout.scoring import RewardCode, Scorer
+from operators.rollout.scoring import Scorer
 from operators.rollout.shard import ShardMaker, Task
 from operators.rollout.types import RolloutError
 from pipeline import progress
@@ -54,6 +54,7 @@ from pipeline.run.plan import StepPlan, read_plan
 from pipeline.run.planning import most_sub_plans, policy_version
 from pipeline.run.run_config import config_of
 from pipeline.run.wait import wait_for_any
+from pipeline.scoring.code import RewardCode
 from pipeline.store import Store, open_store
 from pipeline.traces import Geometry
 
@@ -300,7 +301,8 @@ def read_inputs(store: Store, attempt: Attempt) -> Inputs:
     function = config.custom_reward_function
     code = RewardCode(None)
     if staged.reward is not None and function is not None:
-        code = RewardCode(read_data(store, staged.reward), function.name)
+        content = read_data(store, staged.reward)
+        code = RewardCode(content, function.name, function.reward_kwargs)
     val = staged.val_prompts
     return Inputs(
         config=config,

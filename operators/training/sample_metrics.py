@@ -112,7 +112,7 @@ def _rollout_metrics(store: Store, step: int, tokens: int) -> Metrics:
         if info.key.endswith(".json")
     ]
     times = {name: _busiest(makers, parts) for name, parts in _ROLLOUT_TIMES.items()}
-    # Older workers stored neither `sources` nor `extras`.
+    # Older workers stored neither `sources` nor `extras` nor `left_out`.
     sources = source_means(maker.get("sources", {}) for maker in makers)
     extras = extra_means(maker.get("extras", {}) for maker in makers)
     generation_s = times["timing_s/gen"]
@@ -129,6 +129,7 @@ def _rollout_metrics(store: Store, step: int, tokens: int) -> Metrics:
             if REWARD in means
         },
         **{f"extra/{name}": mean for name, mean in extras.items()},
+        "reward/values_left_out": sum(maker.get("left_out", 0) for maker in makers),
     }
 
 

@@ -66,6 +66,12 @@ class Data(Section):
         "dropped. error: refuse to start; left, right: remove tokens from that side; middle: "
         "remove tokens from the middle.",
     )
+    apply_chat_template_kwargs: dict[str, Any] = Field(
+        default_factory=dict,
+        json_schema_extra=formerly({}),
+        description="Further variables for the model's chat template, such as {enable_thinking: "
+        "false}. They apply to training and validation prompts.",
+    )
     shuffle: bool = Field(True, description="Shuffle the prompts in each epoch.")
     seed: int = Field(1, ge=0, description="Seed for the order of the prompts.")
 
@@ -186,10 +192,16 @@ class CustomRewardFunction(Section):
 
     path: Annotated[str, PLACE] = Field(
         json_schema_extra=INPUT,
-        description=f"Self-contained Python file (path or {REMOTE_URI}) that defines verl's "
-        "compute_score(data_source, solution_str, ground_truth, extra_info).",
+        description=f"Python file (path or {REMOTE_URI}) that defines verl's "
+        "compute_score(data_source, solution_str, ground_truth, extra_info). The modules that it "
+        "imports from its folder are staged with it.",
     )
     name: str = Field("compute_score", description="Name of the function in that file.")
+    reward_kwargs: dict[str, Any] = Field(
+        default_factory=dict,
+        json_schema_extra=formerly({}),
+        description="Further keyword arguments for each call of the function.",
+    )
 
 
 _DELTAS_FROM = 1 << 30

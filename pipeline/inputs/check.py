@@ -178,7 +178,11 @@ def _check_prompts(
     problems: list[str],
 ) -> tuple[PromptTable | None, PromptTable | None]:
     # The prompt files are read even without a model, so that all problems are shown together.
-    tokenizer = _try(problems, partial(ChatTokenizer, folder)) if folder else None
+    tokenizer = (
+        _try(problems, partial(ChatTokenizer, folder, config.data.apply_chat_template_kwargs))
+        if folder
+        else None
+    )
     positions = None if hf_config is None else positions_of(hf_config)
     tables: list[PromptTable | None] = []
     for key, files in (

@@ -22,8 +22,8 @@ class CheckedInputs:
     val_prompts: PromptTable | None
     """None if the run does not validate."""
     reward: bytes | None
-    """The content of the reward file; None with built-in scorers, or with a replay_file, whose
-    samples already have rewards."""
+    """The content to stage for the reward file (see pipeline.scoring.code); None with built-in
+    scorers, or with a replay_file, whose samples already have rewards."""
     functions: Mapping[str, bytes]
     """The contents of the files with users' estimators and losses, keyed by the setting that names
     the function."""

@@ -38,6 +38,7 @@ from pipeline.run.commit import DataFile, sha256
 from pipeline.run.description import RunDescription, StagedInputs, create_description
 from pipeline.run.owner import this_owner
 from pipeline.run.restarts import finished_steps
+from pipeline.scoring.code import staged_name
 from pipeline.store import ObjectExistsError, Store
 from pipeline.traces.format.manifest import sealed_steps
 
@@ -204,7 +205,7 @@ def _stage_val_prompts(inputs: CheckedInputs) -> DataFile | None:
 
 def _stage_reward(inputs: CheckedInputs) -> DataFile | None:
     reward = inputs.reward
-    return None if reward is None else _stage_bytes(inputs.store, "reward.py", reward)
+    return None if reward is None else _stage_bytes(inputs.store, staged_name(reward), reward)
 
 
 def _stage_functions(inputs: CheckedInputs) -> dict[str, DataFile]:

@@ -1,6 +1,6 @@
 """The model's tokenizer and chat template, without a deep-learning library."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +10,39 @@ from pipeline.errors import InputError
 from pipeline.model.tokenizer import read_tokenizer
 
 _KEY = "actor_rollout_ref.model.path"
+_OURS = {
+    "conversation",
+    "tokenize",
+    "add_generation_prompt",
+    "continue_final_message",
+    "return_tensors",
+    "return_dict",
+}
+"""Arguments of transformers' apply_chat_template that determine the form of its result."""
 
 
 class ChatTokenizer:
     """The tokenizer.json and chat template of a model's folder."""
 
-    def __init__(self, folder: Path) -> None:
-        """Raise InputError if the tokenizer or its template is missing or cannot be read."""
+    def __init__(self, folder: Path, variables: Mapping[str, Any] | None = None) -> None:
+        """Read the tokenizer of a model's folder.
+
+        Args:
+            folder: The model's folder.
+            variables: Further variables for the chat template (data.apply_chat_template_kwargs).
+
+        Raises:
+            InputError: The tokenizer or its template is missing or cannot be read, or Retrace sets
+                one of the variables itself.
+        """
+        self._variables = dict(variables or {})
+        if wrong := sorted(_OURS & self._variables.keys()):
+            raise InputError(
+                [
+                    f"data.apply_chat_template_kwargs: found {', '.join(wrong)}, which Retrace "
+                    "sets itself; expected variables of the model's chat template; remove it"
+                ]
+            )
         if not (folder / "tokenizer.json").is_file():
             raise InputError(
                 [
@@ -42,7 +68,7 @@ class ChatTokenizer:
         """Return messages as one text, which ends where the answer begins. Raises ValueError."""
         try:
             text: str = self._tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=True
+                messages, tokenize=False, add_generation_prompt=True, **self._variables
             )
         except (TemplateError, TypeError) as error:
             raise ValueError(f"the model's chat template refuses the prompt: {error}") from error

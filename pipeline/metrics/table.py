@@ -71,6 +71,13 @@ GROUPS = (
                 "Groups that were generated but not accepted; 0 without dynamic sampling.",
             ),
             Metric(
+                "reward/values_left_out",
+                "values",
+                "Values that the reward function returned in addition to the score, but that a "
+                "trace cannot hold, such as NaN. The worker's log names them.",
+                when=_MADE,
+            ),
+            Metric(
                 "extra/<name>",
                 "",
                 "Mean of the number `<name>`, which the reward function returned in addition to "

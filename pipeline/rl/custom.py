@@ -1,4 +1,4 @@
-"""Functions that users write in self-contained files: their parameters, and how they are loaded.
+"""Functions that users write in files: their parameters, and how they are loaded.
 
 A setting names such a function as `path/to/file.py:function`, in place of the name of a built-in
 function. Users' code runs only in workers; `custom_source` checks a file without running it.
@@ -14,6 +14,7 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import decode_source
+from pathlib import Path
 from typing import Any
 
 from pipeline.errors import LastingError
@@ -41,6 +42,8 @@ class CustomKind:
     """The fix, for messages, if the file's function has a different name."""
     runners: str
     """The processes that run the function, for messages."""
+    supply: str = "put the code into the file, or install the package for the workers"
+    """The fix, for messages, if the file imports a missing module."""
     error: type[LastingError] = CustomError
 
     def fits(self, signature: inspect.Signature) -> bool:
@@ -95,21 +98,22 @@ def custom_function(value: str) -> CustomFunction | None:
     return None if found is None else CustomFunction(*found.groups())
 
 
-def load_custom(content: bytes, name: str, kind: CustomKind) -> Callable[..., Any]:
+def load_custom(
+    content: bytes, name: str, kind: CustomKind, path: Path | None = None
+) -> Callable[..., Any]:
     """Run a file and return its function `name`.
-
-    The file must be self-contained, because its folder is not searched for other modules.
 
     Args:
         content: The file's content.
         name: The function's name.
         kind: The kind of function.
+        path: The file on disk; None if the file is only in the store.
 
     Raises:
         LastingError: The file cannot be run, or lacks a function with this name and the kind's
             parameters. The error has the kind's class (`kind.error`).
     """
-    module = _run(content, kind)
+    module = _run(content, kind, path)
     function: Callable[..., Any] | None = getattr(module, name, None)
     if not callable(function):
         found = sorted(
@@ -189,10 +193,10 @@ def from_sigterm(error: BaseException) -> bool:
     return isinstance(error, SystemExit) and error.code == 128 + signal.SIGTERM
 
 
-def _run(content: bytes, kind: CustomKind) -> types.ModuleType:
+def _run(content: bytes, kind: CustomKind, path: Path | None) -> types.ModuleType:
     digest = hashlib.sha256(content).hexdigest()
     module = types.ModuleType(f"retrace_{kind.file.replace(' ', '_')}_{digest[:16]}")
-    module.__file__ = f"<{kind.file}>"
+    module.__file__ = f"<{kind.file}>" if path is None else str(path)
     # Dataclasses look up their module by name, and tracebacks look up source lines.
     sys.modules[module.__name__] = module
     try:
@@ -201,12 +205,10 @@ def _run(content: bytes, kind: CustomKind) -> types.ModuleType:
         exec(compile(content, module.__file__, "exec"), module.__dict__)
     except ModuleNotFoundError as error:
         raise kind.error(
-            f"{kind.file}: it imports {error.name!r}, which is not installed; a {kind.file} must "
-            "be self-contained: put the code into it, or install the package for the workers"
+            f"{kind.file}: it imports {error.name!r}, which is not installed; {kind.supply}"
         ) from error
     except BaseException as error:  # users' code may raise anything
         raise kind.error(
-            f"{kind.file}: running it raised {type(error).__name__}: {error}; it must run without "
-            "other files"
+            f"{kind.file}: running it raised {type(error).__name__}: {shown(error, str)}"
         ) from error
     return module

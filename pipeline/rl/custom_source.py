@@ -9,7 +9,7 @@ import ast
 import importlib.util
 import inspect
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from pipeline.errors import LastingError
@@ -24,7 +24,9 @@ _UNSEEN = {"exec", "globals", "vars", "setattr", "locals"}
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def check_source(content: bytes, label: str, name: str, kind: CustomKind) -> list[str]:
+def check_source(
+    content: bytes, label: str, name: str, kind: CustomKind, beside: Collection[str] = ()
+) -> list[str]:
     """Check that a file contains the function `name` with the parameters of its kind.
 
     The file is not run.
@@ -34,6 +36,7 @@ def check_source(content: bytes, label: str, name: str, kind: CustomKind) -> lis
         label: The text that names the file at the start of notes and errors.
         name: The function's name.
         kind: The kind of function.
+        beside: Names of the modules that are staged with the file.
 
     Returns:
         Notes on properties that are unknown until workers run the file.
@@ -46,7 +49,75 @@ def check_source(content: bytes, label: str, name: str, kind: CustomKind) -> lis
     except (SyntaxError, ValueError) as error:  # ValueError: null bytes
         raise kind.error(f"{label}: syntax error: {error}; fix it") from error
     notes = _Source(tree, label, name, kind).check(name)
-    return [*notes, *_import_notes(tree, label, kind)]
+    return [*notes, *_import_notes(tree, label, kind, beside)]
+
+
+@dataclass(frozen=True)
+class Uses:
+    """What a Python file uses, according to its text. Example: Uses({'numpy'}, ...)."""
+
+    modules: frozenset[str]
+    """The first part of the name of each imported module, except relative imports."""
+    texts: frozenset[str]
+    """All text constants if the code reads `__file__`, otherwise none."""
+    variables: frozenset[str]
+    """The environment variables that the code reads."""
+    required: frozenset[str]
+    """The environment variables that the code reads without a default."""
+
+
+def uses_of(content: bytes) -> Uses:
+    """Return what a Python file uses; nothing if its syntax is invalid."""
+    try:
+        nodes = list(ast.walk(ast.parse(content)))
+    except (SyntaxError, ValueError):
+        nodes = []
+    places = any(isinstance(node, ast.Name) and node.id == "__file__" for node in nodes)
+    modules = {
+        name.partition(".")[0]
+        for node in nodes
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in _imported(node)
+    }
+    texts = {
+        node.value
+        for node in nodes
+        if places and isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+    read = [found for node in nodes if (found := _variable(node)) is not None]
+    return Uses(
+        frozenset(modules),
+        frozenset(texts),
+        frozenset(name for name, _ in read),
+        frozenset(name for name, required in read if required),
+    )
+
+
+def _imported(node: ast.Import | ast.ImportFrom) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    return [node.module] if node.module and not node.level else []
+
+
+def _variable(node: ast.AST) -> tuple[str, bool] | None:
+    """Return the environment variable that an expression reads, and whether it has no default."""
+    match node:
+        case ast.Subscript(value=place, slice=ast.Constant(value=str(name)), ctx=ast.Load()):
+            return (name, True) if _ends(place, "environ") else None
+        case ast.Call(func=called, args=[ast.Constant(value=str(name)), *more]):
+            if isinstance(called, ast.Attribute) and called.attr == "get":
+                found = _ends(called.value, "environ")
+            else:
+                found = _ends(called, "getenv")
+            return (name, not more and not node.keywords) if found else None
+    return None
+
+
+def _ends(node: ast.AST, name: str) -> bool:
+    """Return whether an expression is `name` or an attribute `name`, such as os.environ."""
+    return (isinstance(node, ast.Name) and node.id == name) or (
+        isinstance(node, ast.Attribute) and node.attr == name
+    )
 
 
 @dataclass(frozen=True)
@@ -197,18 +268,20 @@ def _may_make_names(tree: ast.Module) -> bool:
     return False
 
 
-def _import_notes(tree: ast.Module, label: str, kind: CustomKind) -> Iterator[str]:
+def _import_notes(
+    tree: ast.Module, label: str, kind: CustomKind, beside: Collection[str]
+) -> Iterator[str]:
     """Yield notes on packages that the file certainly imports but that are not installed here."""
     for node, sure in _statements(tree.body):
-        names: list[str] = []
-        if sure and isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif sure and isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            names = [node.module]
-        for package in {name.partition(".")[0] for name in names}:
-            if package not in sys.modules and importlib.util.find_spec(package) is None:
+        found = _imported(node) if sure and isinstance(node, ast.Import | ast.ImportFrom) else []
+        for package in {name.partition(".")[0] for name in found} - set(beside):
+            if not is_installed(package):
                 yield (
-                    f"{label}: it imports {package!r}, which is not installed here; the "
-                    f"{kind.runners} need it (they do not search the folder of the {kind.file}: "
-                    "put the code into the file, or install the package)"
+                    f"{label}: it imports {package!r}, which is not installed here, but the "
+                    f"{kind.runners} need it; {kind.supply}"
                 )
+
+
+def is_installed(package: str) -> bool:
+    """Return whether this process could import a package, without importing it."""
+    return package in sys.modules or importlib.util.find_spec(package) is not None

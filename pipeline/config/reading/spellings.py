@@ -30,6 +30,8 @@ _UNSET = {
         for name in ("lr_warmup_steps", "lr_warmup_steps_ratio")
     },
     "custom_reward_function.name": "",
+    "custom_reward_function.reward_kwargs": "",
+    "data.apply_chat_template_kwargs": "",
     "data.seed": "data.seed: null means the default here",
 }
 """Settings for which null means "not set" in verl, each with a note (may be empty)."""

@@ -42,7 +42,6 @@ _GRPO_ONLY = "PF-PPO is not supported"
 _NO_DISTILLATION = "distillation is not supported"
 _NO_PROFILER = "Retrace has no profiler"
 _NO_RAY = "Ray is not used"
-_NO_TEMPLATE_ARGUMENTS = "arguments of the chat template are not supported"
 _ONE_REWARD = "rewards come from custom_reward_function or from the built-in scorers"
 _EACH_SAMPLE = "each sample is scored separately, in processes next to the engine"
 _MANAGERS = ("naive", "dapo", "prime")
@@ -59,7 +58,6 @@ _DATA = with_prefix(
     same("tokenizer", "the model's own tokenizer is used"),
     unread("trust_remote_code", "a model's own code is never run", _PATH),
     same("custom_cls.* sampler.* datagen.* *tool_config_path function_tool_path", _PARQUET),
-    refused("apply_chat_template_kwargs apply_chat_template_kwargs.*", _NO_TEMPLATE_ARGUMENTS),
     off("continuous_token.enable", "rollouts have one turn"),
     unread("continuous_token.*", "rollouts have one turn", "data.continuous_token.enable"),
     unread("image_* video_* audio_* mm_processor_kwargs*", "only text models are supported", _PATH),
@@ -122,10 +120,6 @@ _TRAINER = with_prefix(
 )
 
 _REWARD = [
-    *refused(
-        "custom_reward_function.reward_kwargs custom_reward_function.reward_kwargs.*",
-        "put constants into the reward file",
-    ),
     *with_prefix(
         "reward_model",
         off("enable", _ONE_REWARD),

@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.errors import InputError
 from pipeline.inputs.stage import prepare
 from tests.unit.inputs.small_inputs import (
     check,
     check_error,
     load,
     the_error,
+    use,
     verl_rows,
     write_prompts,
 )
@@ -39,6 +41,30 @@ def test_possible_problems_that_only_workers_can_find_are_notes(settings):
     ] * 2
     assert "is unknown until the rollout workers run the file" in notes[0]
     assert "it imports 'not_there', which is not installed here" in notes[1]
+
+
+def test_a_file_that_reads_withheld_variables_is_noted(settings):
+    path = settings.parent / "reward.py"
+    reads = "import os\nfrom os import environ, getenv\nos.environ['MINE'] = '1'\n"
+    reads += "def f(): environ.get('JUDGE_URL', ''), getenv('B_KEY'), os.environ['HOME']\n"
+    path.write_text(f"{reads}KEY = os.environ.get('REWARD_KEY')\n{path.read_text()}")
+    [note] = [note for note in check(settings).notes if "custom_reward_function" in note]
+    assert "the environment variables B_KEY, JUDGE_URL, which" in note
+    assert "REWARD_B_KEY" in note
+
+
+def test_further_arguments_must_be_parameters_of_the_function(settings):
+    kwargs = "custom_reward_function.reward_kwargs={scale: 2}"
+    assert "scale=; use these names" in the_error(settings, kwargs)
+    path = settings.parent / "reward.py"
+    path.write_text(path.read_text().replace("extra_info=None", "extra_info=None, scale=1"))
+    run = prepare(load(settings, kwargs))
+    assert run.description.setting("custom_reward_function.reward_kwargs") == {"scale": 2}
+    again = prepare(load(settings, "custom_reward_function.reward_kwargs.scale=3"))
+    assert "reward_kwargs: was {'scale': 2}, now {'scale': 3}" in again.amended
+    use(again.store)
+    with pytest.raises(InputError, match="reward_kwargs: was"):
+        prepare(load(settings, kwargs))
 
 
 @pytest.mark.parametrize("source", ["def compute_score(a): 1", "\xff\n".encode("latin-1"), ""])

@@ -73,7 +73,7 @@ def test_a_planned_sample_contains_the_inputs_of_the_engine_and_the_reward_funct
     assert first.request.prompt_tokens == (2, 11)
     assert first.request.seed == sampling_seed(3, "000004/1.1/0") != second.seed
     assert first.prompt.ground_truth == {"answer": 1}
-    assert first.prompt.extra_info is None
+    assert first.prompt.extra_info == {}
 
 
 def test_a_baseline_is_the_last_sample_of_its_group_and_greedy():

@@ -15,10 +15,11 @@ import psutil
 import pytest
 
 from operators.rollout.prompts import Prompt, Wanted
-from operators.rollout.scoring import ERROR_BYTES, RewardCode, Scorer
+from operators.rollout.scoring import ERROR_BYTES, Scorer
 from pipeline.config.reward import Reward
 from pipeline.rl.rewards import RewardError
-from pipeline.traces.format.domain import check_text
+from pipeline.scoring.code import RewardCode, pack
+from pipeline.traces.format.domain import check_text, json_text
 from tests.patience import PATIENCE_S, eventually
 
 HEAD = """
@@ -70,8 +71,8 @@ def scores(scorer: Scorer, *texts: str):
         ("killed", "its process was killed (SIGKILL, perhaps by the kernel because "
          "memory ran out)"),
         ("memory", "the reward function raised MemoryError"),
-        ("raise", "the reward function raised KeyError: 'no such rubric'; fix it, or set "
-         "reward.on_error=mask"),
+        ("raise", "the reward function raised KeyError: 'no such rubric' (reward.py, line 10); fix "
+         "it, or set reward.on_error=mask"),
         ("closed", "its process"),
     ],
 )  # fmt: skip
@@ -351,25 +352,21 @@ ODD = (
     + """
     if solution_str == "text": raise ValueError("a\\ud800b\\0c\\x1b[2J\\n\\td")
     if solution_str == "long": raise ValueError("é" * (1 << 20))
-    if solution_str == "number": return {"score": 1, "n": 10**400}
-    if solution_str == "large": return {"score": 1, "text": "x" * (1 << 20)}
-    return {"score": 1, "half": "\\ud800"}
+    kept = {"score": 1, "kept": 2}
+    if solution_str == "number": return {**kept, "n": 10**400}
+    if solution_str == "large": return {"n": "x" * (1 << 20), **kept}
+    if solution_str == "many": return {**kept, **{f"n{i}": "x" * (1 << 18) for i in range(4)}}
+    if solution_str == "name": return {**kept, "\\ud800": 1}
+    if solution_str == "nan": return {**kept, "n": float("nan"), "m": {1, 2}}
+    return {**kept, "half": "\\ud800"}
 """
 )
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("text", "a\ufffdb\ufffdc\ufffd[2J\n\td"),
-        ("long", "éé..."),
-        ("number", "key n: an integer of more than 100 characters"),
-        ("large", "bytes of UTF-8, expected at most 1048576"),
-        ("half", "a surrogate in"),
-    ],
+    ("text", "says"), [("text", "a\ufffdb\ufffdc\ufffd[2J\n\td"), ("long", "éé...")]
 )
-def test_values_that_no_trace_can_hold_mask_the_sample(text, says):
-    """An error's text is cleaned and shortened. Extras that the format forbids cause an error."""
+def test_the_text_of_an_error_is_cleaned_and_shortened(text, says):
     with scorer(ODD, on_error="mask") as scoring:
         [found] = scores(scoring, text)
     assert (found.reward, found.extras) == (None, {})
@@ -377,3 +374,77 @@ def test_values_that_no_trace_can_hold_mask_the_sample(text, says):
     assert says in found.error
     assert len(found.error.encode()) <= ERROR_BYTES
     check_text(found.error, "reward_error")
+
+
+@pytest.mark.parametrize("penalty", [False, True])
+def test_values_that_no_trace_can_hold_are_left_out_and_counted(penalty):
+    """Only the score can make a sample fail, also with on_error=fail."""
+    overlong = {"enable": penalty, "len": 40, "penalty_factor": 0.5}
+    with scorer(ODD, reward_kwargs={"overlong_buffer_cfg": overlong}) as scoring:
+        names = ["number", "large", "many", "name", "nan", "half"]
+        found = dict(zip(names, scores(scoring, *names), strict=True))
+    assert {name: one.left_out for name, one in found.items()} == {
+        "number": 1, "large": 1, "many": 1, "name": 1, "nan": 2, "half": 1,
+    }  # fmt: skip
+    for name, one in found.items():
+        assert (one.reward, one.error, one.extras["kept"]) == (1, None, 2)
+        assert len(one.extras) == (4 if name == "many" else 1) + penalty
+        json_text(one.extras, name)
+
+
+def test_modules_next_to_the_file_can_be_imported():
+    """Packages keep their data, and each process imports the modules."""
+    files = {
+        "mine.py": b"from helper import rate\ncompute_score = lambda **sample: rate(sample)",
+        "helper.py": b"from pack.part import points\ndef rate(sample): return points()",
+        "pack/__init__.py": b"",
+        "pack/part.py": b"""
+from pathlib import Path
+def points():
+    return {"score": len(Path(__file__).with_name("words.txt").read_text()), "file": __file__}
+""",
+        "pack/words.txt": b"abc",
+    }
+    code = RewardCode(pack(files))
+    with Scorer(code, Reward(num_workers=2), PATIENCE_S, MAX_LENGTH) as scoring:
+        found = scores(scoring, "a", "b")
+    assert [one.reward for one in found] == [3, 3]
+    assert not os.path.exists(found[0].extras["file"])
+
+
+def test_further_keyword_arguments_are_passed_to_the_function():
+    """They take precedence over the sample's, as in verl."""
+    source = b"def f(solution_str, scale, **rest): return {'score': scale, 'text': solution_str}"
+    code = RewardCode(source, "f", {"scale": 0.25, "solution_str": "given"})
+    with Scorer(code, Reward(), PATIENCE_S, MAX_LENGTH) as scoring:
+        [found] = scores(scoring, "sampled")
+    assert (found.reward, found.extras) == (0.25, {"text": "given"})
+
+
+@pytest.mark.parametrize(
+    ("body", "named"),
+    [
+        ("return os.environ['OPENAI_API_KEY']", "REWARD_OPENAI_API_KEY"),
+        ("return len(os.getenv('JUDGE_MODEL'))", "REWARD_JUDGE_MODEL"),
+        ("return os.environ.get('JUDGE_MODEL') + 1", "REWARD_JUDGE_MODEL"),
+        ("raise ValueError('api_key or the variable OPENAI_API_KEY must be set')",
+         "REWARD_OPENAI_API_KEY"),
+        ("return {}['NOT_A_VARIABLE']", None),
+        ("return 1 / 0 if os.getenv('DEBUG', '') == '' else 1", None),
+        ("return os.environ['REWARD_KEY']", None),
+    ],
+)  # fmt: skip
+def test_an_error_names_the_rule_for_environment_variables(monkeypatch, body, named):
+    """The rule is part of an error if the function lacks a variable that is not passed."""
+    monkeypatch.setenv("OPENAI_API_KEY", "s3cret")
+    monkeypatch.delenv("REWARD_KEY", raising=False)
+    with scorer(HEAD + f"    {body}", on_error="mask") as scoring:
+        [found] = scores(scoring, "")
+    assert ("names begin with REWARD_" in found.error) == (named is not None)
+    assert named is None or named in found.error
+
+
+def test_a_file_that_reads_a_withheld_variable_while_it_is_loaded_is_refused(monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "s3cret")
+    with pytest.raises(RewardError, match=r"KeyError: 'OPENAI_API_KEY' .*REWARD_OPENAI_API_KEY"):
+        scorer("import os\nKEY = os.environ['OPENAI_API_KEY']")

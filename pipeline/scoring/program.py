@@ -1,12 +1,12 @@
-"""`python -m operators.rollout.reward_process FD`: compute rewards with a run's reward function.
+"""`python -m pipeline.scoring.program FD`: compute rewards with a run's reward function.
 
-The rollout worker holds the other end of the socket FD. All messages are JSON. The worker first
-sends the code ({"source", "name", "memory_bytes"}), then one sample at a time. The answer to the
-code is empty, and the answer to a sample is {"reward", "extras"}. After an error, the answer is
-{"error": text}.
+The rollout worker, or the flow that tries the function, holds the other end of the socket FD. All
+messages are JSON. The other end first names the code ({"path", "name", "kwargs", "memory_bytes"}),
+then sends one sample at a time. The answer to the code is empty, and the answer to a sample is
+{"reward", "extras", "left_out"}. After an error, the answer is {"error": text}.
 
-The function runs in this process's main thread, so it may use signals and may end the process. This
-module does not import the engine.
+The function runs in this process's main thread, so it may use signals and may end the process. The
+modules next to the reward file can be imported.
 """
 
 import contextlib
@@ -21,7 +21,14 @@ from typing import Any
 
 from pipeline.orphans import die_with_parent
 from pipeline.rl import data_sources
-from pipeline.rl.rewards import RewardError, RewardFunction, load_reward, score
+from pipeline.rl.custom_source import uses_of
+from pipeline.rl.rewards import (
+    RewardError,
+    RewardFunction,
+    environment_hint,
+    load_reward,
+    score,
+)
 
 _TIMERS = (
     (signal.ITIMER_REAL, signal.SIGALRM),
@@ -41,32 +48,41 @@ def main(descriptor: int) -> None:
         code = json.loads(connection.recv_bytes())
         _limit_memory(code["memory_bytes"])
         try:
-            function = _load(code["source"], code["name"])
+            function = _load(code["path"], code["name"], code["kwargs"])
         except RewardError as error:
-            _send(connection, {"error": str(error)})
+            _send(connection, {"error": f"{error}{_hint(error, code['path'])}"})
             return
         _send(connection, {})
         while True:
             sample = json.loads(connection.recv_bytes())
-            _send(connection, _scored(function, sample))
+            _send(connection, _scored(function, sample, code["path"]))
 
 
-def _load(source: str | None, name: str) -> RewardFunction:
-    if source is None:
+def _load(path: str | None, name: str, kwargs: dict[str, Any]) -> RewardFunction:
+    if path is None:
         return data_sources.compute_score
-    return load_reward(source.encode("latin-1"), name)  # the bytes of the file
+    sys.path.insert(0, os.path.dirname(path))
+    return load_reward(Path(path).read_bytes(), name, kwargs, Path(path))
 
 
-def _scored(function: RewardFunction, sample: dict[str, Any]) -> dict[str, Any]:
+def _hint(error: RewardError, path: str | None) -> str:
+    """Return a hint at environment variables that may have caused an error; perhaps empty."""
+    if path is None:
+        return ""
+    read = (uses_of(file.read_bytes()).required for file in Path(path).parent.rglob("*.py"))
+    return environment_hint(error, {name for names in read for name in names})
+
+
+def _scored(function: RewardFunction, sample: dict[str, Any], path: str | None) -> dict[str, Any]:
     try:
         found = score(function, **sample)
     except RewardError as error:
-        return {"error": str(error)}
+        return {"error": f"{error}{_hint(error, path)}"}
     finally:
         for timer, number in _TIMERS:  # an alarm that is still set would interrupt the next sample
             signal.setitimer(timer, 0)
             signal.signal(number, signal.SIG_DFL)
-    return {"reward": found.reward, "extras": found.extras}
+    return {"reward": found.reward, "extras": found.extras, "left_out": found.left_out}
 
 
 def _limit_memory(limit: int) -> None:

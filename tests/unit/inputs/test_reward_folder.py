@@ -1,0 +1,136 @@
+"""A reward file is staged with the files that it uses from its folder, and with no others."""
+
+import pytest
+
+from pipeline.errors import InputError
+from pipeline.inputs.reward_folder import MOST_BYTES, MOST_FILES, with_neighbours
+from pipeline.inputs.stage import prepare
+from pipeline.scoring.code import pack, unpacked
+from pipeline.store import open_store
+from tests.unit.inputs.small_inputs import check, load, the_error
+
+KEY = "custom_reward_function.path"
+
+
+def write(folder, files):
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+    return folder
+
+
+def found(folder, content):
+    return list(with_neighbours(KEY, str(folder), "reward.py", content.encode()))
+
+
+FOLDER = {
+    "a.py": "def one():\n    from b import two",
+    "b.py": "import a, package.inner",
+    "unused.py": "",
+    "json.py": "shadows the standard library",
+    "package/__init__.py": "from . import inner",
+    "package/inner.py": "import c",
+    "package/deep/data.txt": "",
+    "package/.hidden": "",
+    "package/__pycache__/inner.cpython-311.pyc": "",
+    "c.py": "",
+    "space/part.py": "",
+    "yaml/notes.txt": "",
+    "no_code/data.txt": "",
+    "words.txt": "",
+    "data/table.csv": "",
+}
+
+
+@pytest.mark.parametrize(
+    ("content", "others"),
+    [
+        ("import json, numpy, yaml, no_code, absent", []),
+        ("import c", ["c.py"]),
+        ("if x:\n    try:\n        from c import *\n    except ImportError: pass", ["c.py"]),
+        ("import a.anything", ["a.py", "b.py", "c.py", "package/__init__.py",
+                               "package/deep/data.txt", "package/inner.py"]),
+        ("from space.part import x", ["space/part.py"]),
+        ("from .c import x", []),
+        ("open('words.txt')", []),
+        ("open(__file__ + '/../' + 'words.txt'), './data/table.csv', 'none.txt', '../x.txt', 'c'",
+         ["data/table.csv", "words.txt"]),
+        ("load(__file__, 'a.py')", ["a.py", "b.py", "c.py", "package/__init__.py",
+                                    "package/deep/data.txt", "package/inner.py"]),
+        ("import reward, café", []),
+        ("not python(", []),
+    ],
+)  # fmt: skip
+def test_the_files_that_the_code_uses_are_found(tmp_path, content, others):
+    write(tmp_path, FOLDER)
+    first, *rest = found(tmp_path, content)
+    assert (first, sorted(rest)) == ("reward.py", others)
+
+
+def test_linked_modules_are_found(tmp_path):
+    write(tmp_path / "there", {"c.py": "", "package/__init__.py": ""})
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here/c.py").symlink_to(tmp_path / "there/c.py")
+    (tmp_path / "here/package").symlink_to(tmp_path / "there/package")
+    (tmp_path / "there/package/again").symlink_to(tmp_path / "there/package")
+    assert found(tmp_path / "here", "import c, package")[1:] == ["c.py", "package/__init__.py"]
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"package/data.bin": "x" * MOST_BYTES},
+        {f"package/{number}.txt": "" for number in range(MOST_FILES)},
+    ],
+)
+def test_large_folders_are_refused(tmp_path, files):
+    write(tmp_path, {"package/__init__.py": "", **files})
+    with pytest.raises(InputError, match=rf"{KEY}: .* 8 MiB, or are more than 1000, with package/"):
+        found(tmp_path, "import package")
+    assert found(tmp_path, "import other") == ["reward.py"]
+
+
+def test_a_neighbour_is_part_of_the_reward_input(settings):
+    """Its change is an amendment, and the staged archive contains the file and the neighbour."""
+    folder = settings.parent
+    write(folder, {"helper.py": "RIGHT = 1.0", "unused.py": ""})
+    reward = folder / "reward.py"
+    reward.write_text("from helper import RIGHT\n" + reward.read_text())
+    run = prepare(load(settings))
+    key = run.description.inputs.reward.key
+    assert key.endswith("/reward.zip")
+    with unpacked(run.store.read(key)) as path:
+        assert path.read_bytes() == reward.read_bytes()
+        assert sorted(file.name for file in path.parent.iterdir()) == ["helper.py", "reward.py"]
+    [note] = [note for note in check(settings).notes if KEY in note]
+    assert note.endswith("uses from its folder: helper.py")
+    (folder / "unused.py").write_text("changed")
+    assert prepare(load(settings)).amended is None
+    (folder / "helper.py").write_text("RIGHT = 2.0")
+    assert prepare(load(settings)).amended.startswith("the reward function (")
+
+
+def test_neighbours_in_the_store_are_found(settings):
+    """The flow in a pod reads the reward file and its neighbours from a bucket."""
+    store = open_store(str(settings.parent / "bucket"))
+    source = b"from helper import compute_score"
+    store.create("code/reward.py", source)
+    store.create("code/helper.py", b"import deeper")
+    store.create("code/deeper/__init__.py", b"")
+    place = f"{store.uri}/code"
+    assert list(with_neighbours(KEY, place, "reward.py", source))[1:] == [
+        "helper.py",
+        "deeper/__init__.py",
+    ]
+
+
+def test_a_syntax_error_is_reported_for_the_reward_file(settings):
+    (settings.parent / "reward.py").write_text("import helper\ndef compute_score(")
+    assert "syntax error" in the_error(settings)
+
+
+def test_an_archive_depends_only_on_its_files():
+    files = {"reward.py": b"1", "b.py": b"2", "a.py": b"3"}
+    assert pack(files) == pack({name: files[name] for name in ("reward.py", "a.py", "b.py")})
+    assert pack({"reward.py": b"x"}) == b"x"
