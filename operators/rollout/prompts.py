@@ -57,6 +57,11 @@ class Prompts:
         """Read the table from its staged file. Raises ObjectMissingError, CorruptObjectError."""
         return cls(pq.read_table(pa.BufferReader(read_data(store, file))), file.key)
 
+    @property
+    def count(self) -> int:
+        """The number of prompts."""
+        return int(self._table.num_rows)
+
     def prompt(self, row: int) -> Prompt:
         """Return the prompt in a row of the table. Raises RolloutError if there is no such row."""
         if not 0 <= row < self._table.num_rows:

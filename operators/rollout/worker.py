@@ -55,6 +55,7 @@ from pipeline.run.planning import most_sub_plans, policy_version
 from pipeline.run.run_config import config_of
 from pipeline.run.wait import wait_for_any
 from pipeline.scoring.code import RewardCode
+from pipeline.scoring.trial import Question, tried_rows, try_reward
 from pipeline.store import Store, open_store
 from pipeline.traces import Geometry
 
@@ -266,6 +267,8 @@ def run(run_uri: str, index: int, attempt_number: int) -> None:
     trainer = inputs.config.trainer
     step = first_open_step(store, trainer.total_training_steps)
     version = version_at_start(store, step, trainer.max_staleness)
+    if index == 0 and step == 0:
+        _try_reward(inputs)
     root = cache_folder(inputs.config.store.policy_cache)
     with start_scorer(inputs) as scorer, closing(PolicyCache(store, root)) as policies:
         engine, held = start_engine(policies, inputs, version)
@@ -312,6 +315,22 @@ def read_inputs(store: Store, attempt: Attempt) -> Inputs:
         code=code,
         amendments=len(amendments),
     )
+
+
+def _try_reward(inputs: Inputs) -> None:
+    """Try the reward function before the engine starts. Raises RewardError if it always fails.
+
+    A flow in a pod does not try it, because it may lack the function's packages and API keys.
+    """
+    config = inputs.config
+    prompts = {row: inputs.prompts.prompt(row) for row in tried_rows(inputs.prompts.count)}
+    questions = [
+        Question(row, one.data_source, one.ground_truth, one.extra_info)
+        for row, one in prompts.items()
+    ]
+    timeout_s, start_s = config.reward.timeout_s, config.launch.start_timeout_s
+    if note := try_reward(inputs.code, questions, timeout_s, start_s):
+        log.warning("%s", note)
 
 
 def start_scorer(inputs: Inputs) -> Scorer:

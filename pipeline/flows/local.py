@@ -17,6 +17,7 @@ from pipeline.flows.drive import drive
 from pipeline.hardware import gpu_pool
 from pipeline.inputs.checked import CheckedInputs
 from pipeline.inputs.stage import StagedRun, stage
+from pipeline.inputs.trial import try_staged_reward
 from pipeline.launch.base import Workers
 from pipeline.launch.local import (
     devices_of,
@@ -70,6 +71,9 @@ def run_flow(
     config = inputs.config
     use_settings(config.store)  # the workers inherit these environment variables
     with warnings_of("pipeline.store", display.line):
+        display.phase("flow", "trying the reward function")
+        if note := try_staged_reward(inputs):
+            display.line(f"note: {note}")
         display.phase("flow", "staging inputs")
         run = stage(inputs, fence=lambda store: None)  # no earlier attempt is running
         if run.amended is not None:

@@ -404,7 +404,8 @@ import os, pathlib, signal
 
 def compute_score(data_source, solution_str, ground_truth, extra_info):
     flag = pathlib.Path({flag!r})
-    if not flag.exists():
+    tried = solution_str in ("", ground_truth)  # in the trial before the engine starts
+    if not tried and not flag.exists():
         flag.touch()
         os.kill(os.getppid(), signal.SIGKILL)  # the worker
     return 1.0

@@ -109,20 +109,30 @@ def test_a_run_survives_kill_9_of_worker_rank_and_flow(tmp_path: Path):
 
 
 def test_a_reward_function_that_raises_can_be_fixed(tmp_path: Path):
-    """If the reward function raises an exception, the run ends with exit code 1, without restarts.
+    """A reward function that fails on all inputs is refused, before anything is staged or started.
 
-    The output gives the sample's id and the function's own error. After the file is fixed, the same
-    command continues the run. Once the function has scored a sample, a changed file is refused;
+    If it fails on samples, the run ends with exit code 1, without restarts. The output gives the
+    sample's id and the function's own error. After the file is fixed, the same command continues
+    the run. Once the function has scored a sample, a changed file is refused;
     the message lists the settings for a new run that accepts the file.
     """
     reward = tmp_path / "reward.py"
     signature = "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
-    reward.write_text(signature + "    raise KeyError('no such rubric')\n")
+    fails = "raise KeyError('no such rubric')\n"
+    reward.write_text(f"{signature}    {fails}")
     settings = small(
         tmp_path,
         "raises",
         f"custom_reward_function.path={reward}",
         "trainer.total_training_steps=1",
+    )
+    printed = run(*settings, expect=2)
+    assert "failed on 8 of 8 trial inputs" in printed
+    assert "KeyError: 'no such rubric' (reward.py, line 2)" in printed
+    assert not (tmp_path / "store/raises/run.json").exists()
+
+    reward.write_text(
+        f"{signature}    if solution_str not in ('', ground_truth): {fails}    return 1"
     )
     printed = run(*settings, expect=1)
     assert ": restart " not in printed

@@ -1,0 +1,101 @@
+"""The trial of a run's reward function on a few prompts, before engines start.
+
+Each prompt is scored with its ground truth as the response, and with an empty response.
+"""
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.rl.rewards import RewardError, at_sample
+from pipeline.scoring.code import RewardCode, unpacked
+from pipeline.scoring.process import EndedError, RewardProcess
+
+_PROMPTS = 4
+_DEFAULT_S = 60.0
+"""The time limit in seconds if the settings have none."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """A prompt's arguments for the reward function. Example: Question(17, 'add', '95', {})."""
+
+    row: int
+    """The prompt's row in the staged table."""
+    data_source: str
+    ground_truth: Any
+    extra_info: Any
+
+
+def tried_rows(count: int) -> list[int]:
+    """Return the rows of `count` prompts that a trial uses, spread evenly over all rows."""
+    return sorted({count * index // _PROMPTS for index in range(_PROMPTS)}) if count else []
+
+
+def try_reward(
+    code: RewardCode,
+    questions: Sequence[Question],
+    timeout_s: float | None,
+    start_timeout_s: float,
+) -> str | None:
+    """Call a reward function on a few inputs, in a reward process.
+
+    The trial ends early if it takes longer than the limit for one call, but not before two calls.
+
+    Args:
+        code: The code to run.
+        questions: The prompts to score.
+        timeout_s: The limit for a call in seconds; None for the default limit of a trial.
+        start_timeout_s: Seconds that the process may take to load the code.
+
+    Returns:
+        A note if the function fails on some inputs; None if it fails on none.
+
+    Raises:
+        RewardError: The code cannot be loaded, or the function fails on all inputs.
+    """
+    limit_s = timeout_s or _DEFAULT_S
+    ends = time.monotonic() + limit_s
+    calls, errors = 0, []
+    with unpacked(code.content) as path:
+        process = RewardProcess(code, path, start_timeout_s)
+        try:
+            process.start()
+            for question in questions:
+                for empty in (False, True):
+                    if calls >= 2 and time.monotonic() > ends:
+                        break
+                    calls += 1
+                    errors += _errors(process, question, empty, limit_s)
+        finally:
+            process.end()
+    if not errors:
+        return None
+    found = (
+        f"the reward function failed on {len(errors)} of {calls} trial inputs (empty responses, "
+        f"and ground truths as responses): {errors[-1]}"
+    )
+    if len(errors) == calls:
+        raise RewardError(f"{found}; fix the reward function")
+    return found
+
+
+def _errors(process: RewardProcess, question: Question, empty: bool, limit_s: float) -> list[str]:
+    """Score one response; return the error as a list, which is empty after success."""
+    truth = question.ground_truth
+    text = truth if isinstance(truth, str) else json.dumps(truth, ensure_ascii=False)
+    kind = "an empty response" if empty else "its ground truth"
+    sample = {
+        "sample_id": f"from prompt {question.row} with {kind}",
+        "data_source": question.data_source,
+        "solution_str": "" if empty else text,
+        "ground_truth": truth,
+        "extra_info": question.extra_info,
+    }
+    try:
+        answer = process.ask(sample, limit_s)
+    except EndedError as end:
+        return [f"{at_sample(sample['sample_id'], question.data_source)}: {end}"]
+    return [answer["error"]] if "error" in answer else []
