@@ -40,18 +40,23 @@ install: $(VENV)/.installed ## Create the virtual environment, with all packages
 $(VENV)/.installed: requirements/$(ENVIRONMENT).txt requirements/overrides.txt requirements/uv.txt pyproject.toml
 	@echo "creating an environment for $(ENVIRONMENT) in $(VENV) (found: $(FOUND); DEVICE=cpu or DEVICE=cuda overrides this)"
 	@[ -z "$(MADE_FOR)" ] || [ "$(MADE_FOR)" = "$(ENVIRONMENT)" ] || { echo "$(VENV) was created for $(MADE_FOR); to replace it, run: make clean install DEVICE=$(ENVIRONMENT)"; exit 1; }
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11) and "Retrace pins its packages for Python 3.11, found %d.%d; set PYTHON" % sys.version_info[:2])'
-	$(BIN)/python -m pip install --quiet -r requirements/uv.txt
+	@test -x $(BIN)/python || { echo "1/4 creating $(VENV) with $(PYTHON)"; $(PYTHON) -m venv $(VENV); }
+	@$(BIN)/python -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11) and "Retrace pins its packages for Python 3.11, found %d.%d; set PYTHON" % sys.version_info[:2])'
+	@echo "2/4 installing uv, which installs the packages"
+	@$(BIN)/python -m pip install --quiet -r requirements/uv.txt
 	@echo $(ENVIRONMENT) >$(VENV)/.device
-	grep -v '^transformer-engine-torch==' requirements/$(ENVIRONMENT).txt >$(VENV)/.packages
-	$(UV) pip install --python $(BIN)/python --quiet --compile-bytecode $(SOURCES_$(ENVIRONMENT)) -r $(VENV)/.packages
-	$(UV) pip install --python $(BIN)/python --quiet --no-deps --no-build-isolation --editable .
+	@grep -v '^transformer-engine-torch==' requirements/$(ENVIRONMENT).txt >$(VENV)/.packages
+	@echo "3/4 installing $$(grep -c '==' $(VENV)/.packages) pinned packages: about a minute, plus their download"
+	$(UV) pip install --python $(BIN)/python --compile-bytecode $(SOURCES_$(ENVIRONMENT)) -r $(VENV)/.packages
+	@echo "4/4 installing Retrace from this folder"
+	@$(UV) pip install --python $(BIN)/python --quiet --no-deps --no-build-isolation --editable .
 	@# Built last, against the installed torch; this requires the CUDA compiler (nvcc).
-	! grep '^transformer-engine-torch==' requirements/$(ENVIRONMENT).txt >$(VENV)/.packages \
+	@! grep '^transformer-engine-torch==' requirements/$(ENVIRONMENT).txt >$(VENV)/.packages \
+	  || { echo "building Transformer Engine with the CUDA compiler, which takes many minutes"; false; } \
 	  || $(UV) pip install --python $(BIN)/python --quiet --no-deps --no-build-isolation -r $(VENV)/.packages
-	[ $(ENVIRONMENT) = cuda ] || $(BIN)/python -c 'import importlib.util as u, sys; sys.exit(bool(u.find_spec("torchvision")) and "torchvision is installed in $(VENV) and breaks vLLM on CPU: make clean install")'
-	touch $@
+	@[ $(ENVIRONMENT) = cuda ] || $(BIN)/python -c 'import importlib.util as u, sys; sys.exit(bool(u.find_spec("torchvision")) and "torchvision is installed in $(VENV) and breaks vLLM on CPU: make clean install")'
+	@touch $@
+	@echo "$(VENV) is ready; try: $(BIN)/retrace run examples/quickstart.yaml"
 
 quickstart: install ## Train the example on this machine (1 to 4 minutes)
 	$(BIN)/retrace run examples/quickstart.yaml

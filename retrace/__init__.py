@@ -2,7 +2,7 @@
 
     retrace.run("my.yaml", trainer={"total_training_steps": 200})
     run = retrace.open_run("outputs/store/quickstart")
-    run.metrics().to_pandas()
+    run.metrics()["critic/rewards/mean"].to_pylist()
     for sample in run.step(3).samples():
         sample.response_text, sample.reward, sample.routes.sets_TLK
 

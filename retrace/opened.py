@@ -84,8 +84,8 @@ class Run:
 
         Returns:
             A table with the column `step` (int64) and a float64 column for each metric. A value is
-            null if the metric was not measured in the step. `.to_pandas()` converts the table to a
-            data frame.
+            null if the metric was not measured in the step. If pandas is installed, `.to_pandas()`
+            converts the table to a data frame.
 
         Raises:
             TraceError: This is a recorded set, which has no metrics.

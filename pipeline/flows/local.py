@@ -16,8 +16,7 @@ from pipeline.flows.artifacts import Artifacts
 from pipeline.flows.drive import drive
 from pipeline.hardware import gpu_pool
 from pipeline.inputs.checked import CheckedInputs
-from pipeline.inputs.stage import StagedRun, stage
-from pipeline.inputs.trial import try_staged_reward
+from pipeline.inputs.stage import StagedRun, stage, try_staged_reward
 from pipeline.launch.base import Workers
 from pipeline.launch.local import (
     devices_of,

@@ -48,7 +48,7 @@ from pipeline.inputs.space import (
     space_problems,
     writes_of,
 )
-from pipeline.inputs.tokenizer import ChatTokenizer
+from pipeline.inputs.tokenizer import ChatTokenizer, template_notes
 from pipeline.inputs.weight_files import weights_of_local
 from pipeline.model.families import moe_geometry
 from pipeline.policies.versions import weights_of
@@ -96,6 +96,7 @@ def check_inputs(config: RunConfig, on_cluster: InstalledGpus | None = None) -> 
             *(rank_notes(config) if on_cluster is None else ()),
             *filter_notes(config.data.truncation, prompts, val_prompts),
             *custom.notes,
+            *template_notes(model.folder, config.data.apply_chat_template_kwargs),
         ),
     )
     mended = _try(problems, partial(attach, inputs))

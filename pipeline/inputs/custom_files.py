@@ -14,12 +14,12 @@ from pipeline.config.tree import CustomRewardFunction, RunConfig
 from pipeline.errors import InputError, LastingError
 from pipeline.inputs.fetch import local_file
 from pipeline.inputs.prompts import Row
-from pipeline.inputs.reward_folder import with_neighbours
 from pipeline.rl.custom import CUSTOM, CustomKind, custom_function
 from pipeline.rl.custom_source import check_source, uses_of
 from pipeline.rl.data_sources import COMPUTE_SCORE, find_scorer
 from pipeline.rl.rewards import is_passed, reward_kind
 from pipeline.scoring.code import pack
+from pipeline.scoring.folder import with_neighbours
 from pipeline.store import is_remote
 
 

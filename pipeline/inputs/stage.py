@@ -7,6 +7,7 @@ that an amendment names but that are missing are staged again.
 """
 
 import contextlib
+import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from typing import Any
 from pipeline import __version__
 from pipeline.config.rules.pods import InstalledGpus
 from pipeline.config.tree import RunConfig
+from pipeline.errors import InputError
 from pipeline.inputs.attach import Mended, attach
 from pipeline.inputs.check import check_inputs
 from pipeline.inputs.checked import CheckedInputs
@@ -25,6 +27,7 @@ from pipeline.inputs.prompts import PromptTable
 from pipeline.inputs.weight_files import digest_of, weights_of_staged
 from pipeline.model.geometry import Geometry
 from pipeline.policies.versions import refer_policy
+from pipeline.rl.rewards import RewardError
 from pipeline.run import keys
 from pipeline.run.amendments import (
     Amendment,
@@ -38,7 +41,9 @@ from pipeline.run.commit import DataFile, sha256
 from pipeline.run.description import RunDescription, StagedInputs, create_description
 from pipeline.run.owner import this_owner
 from pipeline.run.restarts import finished_steps
-from pipeline.scoring.code import staged_name
+from pipeline.run.uses import first_use
+from pipeline.scoring.code import RewardCode, staged_name
+from pipeline.scoring.trial import Question, tried_rows, try_reward
 from pipeline.store import ObjectExistsError, Store
 from pipeline.traces.format.manifest import sealed_steps
 
@@ -98,6 +103,44 @@ def prepare(
         StoreError: The store cannot be read or written.
     """
     return stage(check_inputs(config, on_cluster), fence)
+
+
+def try_staged_reward(inputs: CheckedInputs) -> str | None:
+    """Try the reward function in a reward process if it has scored no sample of the run yet.
+
+    Returns:
+        A note if the function fails on some inputs; None if it fails on none, or was not tried.
+
+    Raises:
+        InputError: The function cannot be loaded, or it fails on all inputs.
+        StoreError: The store fails.
+    """
+    config = inputs.config
+    replays = config.actor_rollout_ref.actor.router_replay.replay_file is not None
+    if replays or first_use(inputs.store, "reward") is not None:
+        return None
+    function = config.custom_reward_function
+    code = RewardCode(None)
+    if function is not None:
+        code = RewardCode(inputs.reward, function.name, function.reward_kwargs)
+    questions = [_question(inputs, row) for row in tried_rows(inputs.prompt_count)]
+    try:
+        return try_reward(code, questions, config.reward.timeout_s, config.launch.start_timeout_s)
+    except RewardError as error:
+        raise InputError([f"custom_reward_function.path: {error}"]) from error
+
+
+def _question(inputs: CheckedInputs, row: int) -> Question:
+    def value(column: str) -> Any:
+        return inputs.prompts.table[column][row].as_py()
+
+    extra_info = value("extra_info")
+    return Question(
+        row,
+        value("data_source"),
+        json.loads(value("ground_truth")),
+        {} if extra_info is None else json.loads(extra_info),
+    )
 
 
 def stage(inputs: CheckedInputs, fence: Fence | None = None) -> StagedRun:

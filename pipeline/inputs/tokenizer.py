@@ -1,6 +1,7 @@
 """The model's tokenizer and chat template, without a deep-learning library."""
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,3 +81,24 @@ class ChatTokenizer:
             list(texts), add_special_tokens=False, verbose=False
         )["input_ids"]
         return ids
+
+
+def template_notes(folder: Path, variables: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a note if the text of a model's chat template does not contain a variable's name.
+
+    Args:
+        folder: The model's folder.
+        variables: The setting data.apply_chat_template_kwargs.
+    """
+    files = [folder / "tokenizer_config.json", *folder.rglob("*.jinja")]
+    words = {word for file in files if file.is_file() for word in _words(file)}
+    unread = sorted(variables.keys() - words - {"chat_template"})
+    if unread:
+        yield (
+            f"data.apply_chat_template_kwargs: the chat template in {folder} does not read "
+            f"{', '.join(unread)}, so the setting has no effect; correct the name, or remove it"
+        )
+
+
+def _words(file: Path) -> list[str]:
+    return re.findall(r"\w+", file.read_text(errors="replace"))

@@ -10,6 +10,7 @@ import pytest
 
 from pipeline.errors import InputError
 from pipeline.inputs.stage import prepare
+from pipeline.scoring.code import unpacked
 from tests.unit.inputs.small_inputs import (
     check,
     check_error,
@@ -119,3 +120,28 @@ def test_data_sources_without_a_scorer_are_named_for_each_file(settings):
         "sources with a built-in scorer)"
     )
     assert check(settings, files).reward is not None, "a reward file scores them all"
+
+
+def test_a_neighbour_is_part_of_the_reward_input(settings):
+    """Its change is an amendment, and the staged archive contains the file and the neighbour."""
+    folder = settings.parent
+    (folder / "helper.py").write_text("RIGHT = 1.0")
+    reward = folder / "reward.py"
+    reward.write_text("from helper import RIGHT\n" + reward.read_text())
+    run = prepare(load(settings))
+    key = run.description.inputs.reward.key
+    assert key.endswith("/reward.zip")
+    with unpacked(run.store.read(key)) as path:
+        assert path.read_bytes() == reward.read_bytes()
+        assert sorted(file.name for file in path.parent.iterdir()) == ["helper.py", "reward.py"]
+    [note] = [note for note in check(settings).notes if "custom_reward_function" in note]
+    assert note.endswith("uses from its folder: helper.py")
+    (folder / "unused.py").write_text("changed")
+    assert prepare(load(settings)).amended is None
+    (folder / "helper.py").write_text("RIGHT = 2.0")
+    assert prepare(load(settings)).amended.startswith("the reward function (")
+
+
+def test_a_syntax_error_is_reported_for_the_reward_file(settings):
+    (settings.parent / "reward.py").write_text("import helper\ndef compute_score(")
+    assert "syntax error" in the_error(settings)

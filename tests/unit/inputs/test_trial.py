@@ -3,13 +3,12 @@
 import pytest
 
 from pipeline.errors import InputError
-from pipeline.inputs.stage import prepare
-from pipeline.inputs.trial import try_staged_reward
+from pipeline.inputs.stage import prepare, try_staged_reward
 from tests.unit.inputs.small_inputs import check, load, use
 
 
 def test_the_staged_reward_is_tried_until_it_has_scored_samples(settings):
-    """The trial writes nothing. A run that has scored samples goes on without a trial."""
+    """The trial writes nothing. A run that has scored samples continues without a trial."""
     assert try_staged_reward(check(settings)) is None
     run = prepare(load(settings))
     path = settings.parent / "reward.py"

@@ -109,11 +109,6 @@ def test_harmless_settings_are_noted(tmp_path, setting, reason):
     [
         ("critic.enable=True", "critic.enable: found True; only algorithm.adv_estimator=gae uses a "
          "critic; change algorithm.adv_estimator, or leave the key out"),
-        (
-            "custom_reward_function.reward_kwargs.scale=2",
-            "custom_reward_function.reward_kwargs.scale: found 2; put constants into the reward "
-            "file; leave the key out",
-        ),
         # 0 is not False; accepting it would hide a mistake.
         (
             "reward_model.enable=0",

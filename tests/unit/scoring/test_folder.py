@@ -3,11 +3,9 @@
 import pytest
 
 from pipeline.errors import InputError
-from pipeline.inputs.reward_folder import MOST_BYTES, MOST_FILES, with_neighbours
-from pipeline.inputs.stage import prepare
-from pipeline.scoring.code import pack, unpacked
+from pipeline.scoring.code import pack
+from pipeline.scoring.folder import MOST_BYTES, MOST_FILES, with_neighbours
 from pipeline.store import open_store
-from tests.unit.inputs.small_inputs import check, load, the_error
 
 KEY = "custom_reward_function.path"
 
@@ -91,29 +89,9 @@ def test_large_folders_are_refused(tmp_path, files):
     assert found(tmp_path, "import other") == ["reward.py"]
 
 
-def test_a_neighbour_is_part_of_the_reward_input(settings):
-    """Its change is an amendment, and the staged archive contains the file and the neighbour."""
-    folder = settings.parent
-    write(folder, {"helper.py": "RIGHT = 1.0", "unused.py": ""})
-    reward = folder / "reward.py"
-    reward.write_text("from helper import RIGHT\n" + reward.read_text())
-    run = prepare(load(settings))
-    key = run.description.inputs.reward.key
-    assert key.endswith("/reward.zip")
-    with unpacked(run.store.read(key)) as path:
-        assert path.read_bytes() == reward.read_bytes()
-        assert sorted(file.name for file in path.parent.iterdir()) == ["helper.py", "reward.py"]
-    [note] = [note for note in check(settings).notes if KEY in note]
-    assert note.endswith("uses from its folder: helper.py")
-    (folder / "unused.py").write_text("changed")
-    assert prepare(load(settings)).amended is None
-    (folder / "helper.py").write_text("RIGHT = 2.0")
-    assert prepare(load(settings)).amended.startswith("the reward function (")
-
-
-def test_neighbours_in_the_store_are_found(settings):
+def test_neighbours_in_the_store_are_found(tmp_path):
     """The flow in a pod reads the reward file and its neighbours from a bucket."""
-    store = open_store(str(settings.parent / "bucket"))
+    store = open_store(str(tmp_path / "bucket"))
     source = b"from helper import compute_score"
     store.create("code/reward.py", source)
     store.create("code/helper.py", b"import deeper")
@@ -123,11 +101,6 @@ def test_neighbours_in_the_store_are_found(settings):
         "helper.py",
         "deeper/__init__.py",
     ]
-
-
-def test_a_syntax_error_is_reported_for_the_reward_file(settings):
-    (settings.parent / "reward.py").write_text("import helper\ndef compute_score(")
-    assert "syntax error" in the_error(settings)
 
 
 def test_an_archive_depends_only_on_its_files():
