@@ -85,7 +85,7 @@ def test_a_different_function_of_the_file_amends_the_run(settings):
     other.write_text((settings.parent / "reward.py").read_text().replace("compute_score", "mine"))
     mended = (f"custom_reward_function.path={other}", "custom_reward_function.name=mine")
     run = prepare(load(settings, *mended))
-    expected = {"path": str(other), "name": "mine"}
+    expected = {"path": str(other), "name": "mine", "reward_kwargs": {}}
     assert run.description.setting("custom_reward_function") == expected
     assert read_created(store).setting("custom_reward_function") != expected
 

@@ -66,10 +66,7 @@ def test_a_missing_file_is_refused_and_possible_problems_are_noted(settings, fil
     file.write_text("from not_there import mine")
     found = [note for note in check(settings, f"{KEY}={file}:mine").notes if KEY in note]
     assert "is unknown until the training ranks run the file: it is imported" in found[0]
-    assert (
-        "the training ranks need it (they do not search the folder of the estimator file: "
-        in found[1]
-    )
+    assert "but the training ranks need it; put the code into the file" in found[1]
 
 
 def test_a_fixed_file_amends_the_run(settings, file, model):
