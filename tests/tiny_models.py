@@ -130,7 +130,10 @@ def make_tiny(
         dtype: The type of the stored weights.
         overrides: Fields of the family's config. transformers raises an error for unknown fields.
     """
-    config = tiny_config(family, **overrides)
+    return _write(folder, tiny_config(family, **overrides), seed, dtype)
+
+
+def _write(folder: Path, config: Any, seed: int, dtype: torch.dtype) -> Path:
     generator = torch.Generator().manual_seed(seed)
     factory: Any = AutoModelForCausalLM  # not typed
     model = factory.from_config(config, dtype=torch.float32)
@@ -140,6 +143,48 @@ def make_tiny(
     model.to(dtype).save_pretrained(folder)
     make_tokenizer(folder)
     return folder
+
+
+_OWN: dict[str, dict[str, Any]] = {
+    "deepseek_v3": {
+        "moe_intermediate_size": 32,
+        "n_routed_experts": 16,
+        "q_lora_rank": 32,
+        "qk_nope_head_dim": 32,
+        "v_head_dim": 32,
+        "first_k_dense_replace": 1,
+    },
+    "glm4_moe": {"moe_intermediate_size": 32, "n_routed_experts": 16},
+    "llama": {},
+    "mixtral": {},
+    "qwen2": {},
+    "qwen2_moe": {
+        "moe_intermediate_size": 32,
+        "num_experts": 16,
+        "shared_expert_intermediate_size": 64,
+    },
+    "qwen3": {},
+    "qwen3_moe": {"moe_intermediate_size": 32, "num_experts": 16},
+}
+"""The sizes by which a family's class in transformers is made tiny; other fields keep defaults."""
+
+
+def make_own(folder: Path, family: str, dtype: torch.dtype = torch.float32) -> Path:
+    """Write a checkpoint exactly as transformers writes one, and return the folder.
+
+    `config.json` has only the fields that transformers writes by itself: some are null, and some
+    that vLLM or mbridge read are absent. The weights are drawn as in `make_tiny`.
+    """
+    sizes = {name: _SHAPE[name] for name in ("vocab_size", "hidden_size", "intermediate_size")}
+    config = AutoConfig.for_model(
+        family,
+        **sizes,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        **_OWN[family],
+    )
+    return _write(folder, config, 0, dtype)
 
 
 def tiny_config(family: str, **overrides: Any) -> Any:

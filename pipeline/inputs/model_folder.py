@@ -6,7 +6,6 @@ A remote model is in object storage or on the Hugging Face hub.
 import json
 import math
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from pipeline.errors import InputError
 from pipeline.inputs.fetch import fetch_files, remote_names
 from pipeline.inputs.weight_files import check_weights
+from pipeline.model.fields import Config, completed, value_problems
 from pipeline.model.shapes import Shapes, shape_problems
 from pipeline.store import is_remote
 from pipeline.store.schemes import REMOTE_URI
@@ -40,8 +40,8 @@ class ModelFolder:
     remote: str | None
     """Hub id or URI; None for a local model. The weights of a remote model are fetched only when
     the model is staged."""
-    config: Mapping[str, Any]
-    """Content of config.json."""
+    config: Config
+    """Content of config.json, with the values that absent fields have in transformers."""
     small_files: tuple[str, ...]
     weight_files: tuple[str, ...]
     parameters: int | None = None
@@ -73,7 +73,7 @@ def find_model(path: str) -> ModelFolder:
             )
         remote = path
         folder = _fetch(path, _SMALL_FILES)
-    config = _read_json(folder, "config.json")
+    config = _read_config(folder)
     small = tuple(sorted({file.name for pattern in _SMALL_FILES for file in folder.glob(pattern)}))
     model = ModelFolder(folder, remote, config, small, _weights(folder))
     if remote is None:
@@ -92,10 +92,10 @@ def found_folder(path: str) -> Path | None:
     return folder if (folder / "tokenizer.json").is_file() else None
 
 
-def found_config(path: str) -> Mapping[str, Any] | None:
+def found_config(path: str) -> Config | None:
     """Return the config.json of a model that `find_model` refuses; None if it is unreadable."""
     try:
-        return _read_json(Path(path).expanduser(), "config.json")
+        return _read_config(Path(path).expanduser())
     except InputError:
         return None
 
@@ -150,6 +150,13 @@ def _complete(model: ModelFolder) -> ModelFolder:
         )
     shapes = check_weights(_KEY, model.folder, model.weight_files, _weight_map(model.folder))
     return replace(model, parameters=sum(map(math.prod, shapes.values())), shapes=shapes)
+
+
+def _read_config(folder: Path) -> Config:
+    config = _read_json(folder, "config.json")
+    if problems := value_problems(config):
+        raise InputError([f"{_KEY}: config.json {text}" for text in problems])
+    return completed(config)
 
 
 def _read_json(folder: Path, name: str) -> dict[str, Any]:

@@ -5,14 +5,13 @@ the result of `to_dict()` on a transformers config. This module handles fields w
 differ between these forms.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from pipeline.errors import InputError
+from pipeline.model.fields import DEEPSEEK_V3, EXPERT_FIELDS, Config
 from pipeline.model.geometry import Geometry
-
-Config = Mapping[str, Any]
 
 
 def _no_problems(config: Config) -> Iterator[str]:
@@ -44,6 +43,9 @@ def _deepseek_problems(config: Config) -> Iterator[str]:
     yield from _sigmoid_problems(config, groups=8, of_them=4)
     if not config.get("rope_interleave", True):
         yield "has rope_interleave=False, but Megatron-core's latent attention interleaves"
+    for name, only in DEEPSEEK_V3.items():
+        if (found := config.get(name)) not in (None, only):
+            yield f"has {name}={found!r}, but transformers and Megatron-core always use {only!r}"
 
 
 def _glm_problems(config: Config) -> Iterator[str]:
@@ -178,9 +180,6 @@ REFUSED_OTHER = "no test covers the conversion of its weights to Megatron-core a
 """The reason why all other families are refused."""
 
 _PATH = "actor_rollout_ref.model.path"
-EXPERT_FIELDS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-"""The possible names of the field that contains the number of experts. transformers 5 renames
-num_experts to num_local_experts."""
 
 
 def training_problems(config: Config) -> list[str]:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.errors import InputError
-from pipeline.model.families import FAMILIES, Config, Family, moe_geometry
+from pipeline.model.families import FAMILIES, Family, moe_geometry
+from pipeline.model.fields import Config
 
 
 @dataclass(frozen=True)

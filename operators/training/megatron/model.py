@@ -30,6 +30,7 @@ from pipeline.config.rules.overrides import override_problems
 from pipeline.config.rules.transformer_rules import MEGATRON, OVERRIDE, field_problems
 from pipeline.errors import InputError
 from pipeline.model.families import training_problems
+from pipeline.model.fields import completed, lacking, value_problems
 
 _log = logging.getLogger(__name__)
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -188,9 +189,12 @@ def _read_config(folder: Path) -> HfConfig:
     path = folder / "config.json"
     # The file itself is checked first, because transformers refuses families that it does not
     # support.
-    problems = training_problems(json.loads(path.read_text()))
+    config = json.loads(path.read_text())
+    problems = value_problems(config) or training_problems(completed(config))
     if not problems:
         hf = AutoConfig.from_pretrained(folder, local_files_only=True)
+        for name, value in lacking(config).items():
+            setattr(hf, name, value)
         problems = training_problems(hf.to_dict())
     if problems:
         raise InputError([f"{path} {problem}" for problem in problems])

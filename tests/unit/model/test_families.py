@@ -113,6 +113,8 @@ def test_other_families_are_refused_with_a_reason_and_the_list_of_supported_ones
         ("glm4_moe", {"n_group": 4, "topk_group": 4}, "topk_group=4"),
         ("glm4_moe", {"norm_topk_prob": False}, "norm_topk_prob=False"),
         ("deepseek_v3", {"rope_interleave": False}, "rope_interleave=False"),
+        ("deepseek_v3", {"topk_method": "greedy"}, "topk_method='greedy'"),
+        ("deepseek_v3", {"scoring_func": "softmax"}, "scoring_func='softmax'"),
     ],
 )  # fmt: skip
 def test_fields_that_megatron_would_ignore_are_named(family, overrides, part):

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from pipeline.inputs.model_folder import find_model
-from pipeline.model.shapes import shape_problems
-from tests.tiny_models import FAMILIES, make_tiny
+from pipeline.model.families import FAMILIES as TRAINED
+from pipeline.model.shapes import shape_problems, tensor_shapes
+from tests.tiny_models import FAMILIES, make_own, make_tiny
 
 FIX = "; use the config.json that came with the weights"
 QWEN = {"model_type": "qwen3_moe", "num_hidden_layers": 2, "num_experts": 8, "hidden_size": 4}
@@ -37,11 +38,58 @@ def test_contradictions_are_named(models: dict[str, Path], family: str):
         assert shape_problems({**config, field: value}, names) == [problem] * known
 
 
-@pytest.mark.parametrize("name", ["model.embed_tokens.weight", "lm_head.weight"])
-def test_tied_embeddings_may_have_either_name(name: str):
-    config = {**QWEN, "vocab_size": 10}
-    assert shape_problems(config, {name: (10, 4)}) == []
-    assert len(shape_problems(config, {name: (12, 4)})) == 1
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_shapes_of_tensors_follow_from_config_json(models: dict[str, Path], family: str):
+    model = find_model(str(models[family]))
+    assert tensor_shapes(model.config) == model.shapes
+
+
+@pytest.mark.parametrize("family", TRAINED)
+def test_a_model_as_transformers_writes_it_has_no_problems(tmp_path: Path, family: str):
+    model = find_model(str(make_own(tmp_path, family)))
+    assert tensor_shapes(model.config) == model.shapes
+    assert shape_problems(model.config, model.shapes) == []
+
+
+GATE = "model.layers.1.mlp.experts.3.gate_proj.weight"
+
+
+@pytest.mark.parametrize("names_only", [False, True])
+def test_tensors_that_a_model_lacks_or_has_no_place_for_are_named(models, names_only: bool):
+    """Without the check, engines and ranks would start, and fail when they load the weights."""
+    model = find_model(str(models["qwen3_moe"]))
+    whole = dict.fromkeys(model.shapes, ()) if names_only else dict(model.shapes)
+    lacks = {name: shape for name, shape in whole.items() if name != GATE}
+    bias = "model.layers.0.self_attn.q_proj.bias"
+    fused = "model.layers.2.mlp.experts.gate_up_proj"
+    for shapes, named in (
+        (lacks, f"requires {GATE}, which the weights lack"),
+        ({**whole, bias: ()}, f"has no place for {bias}"),
+        ({**lacks, fused: (16, 64, 64)}, f"does not describe {fused}"),
+    ):
+        [problem] = shape_problems(model.config, shapes)
+        assert problem.startswith(named)
+
+
+def test_a_tensor_of_another_shape_is_named(models):
+    model = find_model(str(models["qwen3_moe"]))
+    shapes = {**model.shapes, GATE: (64, 32)}
+    [problem] = shape_problems(model.config, shapes)
+    assert problem.startswith(
+        f"implies the shape [32, 64] for {GATE}, but the weights have [64, 32"
+    )
+
+
+def test_the_output_layer_follows_tie_word_embeddings(models):
+    """With tied embeddings, the trainer could not export a separate output layer."""
+    model = find_model(str(models["qwen3"]))
+    [problem] = shape_problems({**model.config, "tie_word_embeddings": True}, model.shapes)
+    assert problem.startswith(
+        "has tie_word_embeddings=True, but the weights contain lm_head.weight"
+    )
+    untied = {name: shape for name, shape in model.shapes.items() if name != "lm_head.weight"}
+    [problem] = shape_problems(model.config, untied)
+    assert problem.startswith("requires lm_head.weight")
 
 
 def test_multi_token_prediction_layers_do_not_count():
@@ -61,7 +109,6 @@ def test_the_router_gives_the_number_of_fused_experts():
     assert "has num_experts=8, but the weights have 16 experts" in problem
 
 
-def test_unknown_names_and_families_are_not_checked():
-    assert shape_problems(QWEN, {"w": (1, 2), "language_model.layers.9.w": (3,)}) == []
+def test_unknown_families_are_not_checked():
     shapes = {"model.layers.9.mlp.gate.weight": (16, 4)}
     assert shape_problems({**QWEN, "model_type": "another"}, shapes) == []
