@@ -15,6 +15,7 @@ from types import FrameType
 
 from operators.exits import exit_code
 from operators.hanging import watch_store
+from operators.loading import LoadError
 from operators.rollout.types import RolloutError
 from operators.rollout.worker import run
 from operators.settling import settle
@@ -46,8 +47,9 @@ def main() -> int:
         need("rollout-cpu", "a rollout worker")
         settle(arguments.run_uri, arguments.attempt)  # before torch is imported
         run(arguments.run_uri, arguments.worker, arguments.attempt)
-    except _KNOWN as error:
-        log.error("%s: %s", type(error).__name__, "; ".join(str(error).splitlines()))
+    except (*_KNOWN, LoadError) as error:
+        what = f"{type(error).__name__}: {'; '.join(str(error).splitlines())}"
+        log.error(what, exc_info=isinstance(error, LoadError))
         return exit_code(error)
     return 0
 

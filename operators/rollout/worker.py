@@ -33,6 +33,7 @@ from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 
+from operators.loading import lasting_errors
 from operators.ready import say_ready
 from operators.rollout.engine import RolloutEngine
 from operators.rollout.prompts import Prompts, shards_of
@@ -377,7 +378,10 @@ def start_engine(policies: PolicyCache, inputs: Inputs, version: int) -> tuple[R
     started = time.monotonic()
     config = inputs.config
     rollout = config.actor_rollout_ref.rollout
-    with policies.held(version) as held:
+    with (
+        policies.held(version) as held,
+        lasting_errors(f"starting the engine with policy {version}", RolloutError),
+    ):
         engine = RolloutEngine(
             held.folder,
             rollout,

@@ -32,6 +32,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from operators.loading import lasting_errors
 from operators.ready import say_ready
 from operators.training.agree import agreed, await_ranks, folder_of_node
 from operators.training.background import Background
@@ -156,7 +157,8 @@ def run(run_uri: str, attempt_number: int) -> None:
         logging.getLogger().setLevel(logging.WARNING)
     progress.say("loading the model")
     with folder_of_node("model", lambda folder: fetch_model(store, folder)) as folder:
-        rank, model = make_rank(config, position, folder, functions)
+        with lasting_errors("loading the model into Megatron"):
+            rank, model = make_rank(config, position, folder, functions)
         version = agreed(lambda: checkpoint.latest(store)) or 0
         if version:
             progress.say(f"loading the checkpoint of policy {version}")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.errors import InputError
-from pipeline.model.fields import DEEPSEEK_V3, EXPERT_FIELDS, Config
+from pipeline.model.fields import DEEPSEEK_V3, EXPERT_FIELDS, Config, relation_problems
 from pipeline.model.geometry import Geometry
 
 
@@ -218,7 +218,8 @@ def training_problems(config: Config) -> list[str]:
                 f"has {field}={found!r}, expected {right}: the trainer would ignore it; use "
                 "a different model"
             )
-    problems += [f"{problem}; use a different model" for problem in family.problems(config)]
+    found_wrong = (*family.problems(config), *relation_problems(config))
+    problems += [f"{problem}; use a different model" for problem in found_wrong]
     return problems
 
 

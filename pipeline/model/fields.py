@@ -134,11 +134,17 @@ def lacking(config: Config) -> dict[str, Any]:
     """
     full = completed(config)
     fields = DEEPSEEK_V3 if "kv_lora_rank" in full else {"head_dim": full.get("head_dim")}
+    fields = {**fields, "architectures": [architecture(str(config["model_type"]))]}
     return {
         name: value
         for name, value in fields.items()
         if value is not None and config.get(name) is None
     }
+
+
+def architecture(family: str) -> str:
+    """Return the name of a family's class in transformers and vLLM."""
+    return "".join(map(str.capitalize, family.split("_"))) + "ForCausalLM"
 
 
 def value_problems(config: Config) -> list[str]:
@@ -156,7 +162,6 @@ def value_problems(config: Config) -> list[str]:
     ]
     problems += _end_problems(config)
     problems += _rope_problems(config)
-    problems += [] if problems else _relation_problems(completed(config))
     return [f"{text}; use the config.json that came with the model" for text in problems]
 
 
@@ -180,10 +185,13 @@ def _rope_problems(config: Config) -> Iterator[str]:
             yield f"has rope_theta={cut(theta)}, expected a positive number"
 
 
-def _relation_problems(config: Config) -> Iterator[str]:
-    """Yield the pairs of sizes that contradict each other."""
+def relation_problems(config: Config) -> Iterator[str]:
+    """Yield the pairs of valid values that contradict each other, in the same form."""
     experts = next((config[name] for name in EXPERT_FIELDS if config.get(name) is not None), None)
     groups = config.get("n_group") or 1
+    classes = [architecture(str(config["model_type"]))]
+    if (found := config.get("architectures") or classes) != classes:
+        yield f"has architectures={cut(found)}, expected {classes}"
     layers = ["full_attention"] * (config.get("num_hidden_layers") or 0)
     if layers and (types := config.get("layer_types")) not in (None, layers):
         yield f"has layer_types={cut(types)}, expected full_attention for each of {len(layers)} layers"

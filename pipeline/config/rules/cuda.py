@@ -45,6 +45,10 @@ REPLACED = {
 """Fields of TransformerConfig that have a fixed value on CPU, and their values."""
 
 _OF_KERNELS = 32
+HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+"""The head sizes of vLLM's CPU attention; a test compares them with vLLM's list."""
+_OF_LATENT = {"kv_lora_rank": 512, "qk_rope_head_dim": 64}
+"""The only sizes for which vLLM's CPU kernel for latent attention is compiled."""
 _KERNELS = "this option selects kernels that require CUDA"
 _GRAPH = "CUDA graphs require CUDA"
 _STREAMS = "on CPU nothing runs in parallel with the passes"
@@ -113,11 +117,11 @@ def cuda_notes(megatron: Megatron) -> Iterator[str]:
 def cpu_engine_problems(
     config: RunConfig, hf_config: Mapping[str, Any] | None, geometry: Geometry | None
 ) -> Iterator[str]:
-    """Yield problems with the model's experts in vLLM's CPU build, if the run has an engine.
+    """Yield problems with the model in vLLM's CPU build, if the run has an engine.
 
-    vLLM's CPU kernels (CPUUnquantizedExperts and its subclasses) require multiples of 32. They
-    refuse any other hidden size. They pad experts of any other width, after which no later policy
-    can be loaded.
+    vLLM's CPU kernels for experts (CPUUnquantizedExperts and its subclasses) require multiples of
+    32. They refuse any other hidden size. They pad experts of any other width, after which no later
+    policy can be loaded.
 
     Args:
         config: The settings.
@@ -125,7 +129,27 @@ def cpu_engine_problems(
         geometry: The model's geometry; None if it has no MoE layers.
     """
     policy = config.actor_rollout_ref
-    if hf_config is None or geometry is None or policy.actor.router_replay.replay_file is not None:
+    if hf_config is None or policy.actor.router_replay.replay_file is not None:
+        return
+    path = "actor_rollout_ref.model.path: config.json has"
+    latent = [hf_config.get(name) for name in _OF_LATENT]
+    if None not in latent:
+        if latent != list(_OF_LATENT.values()):
+            found, right = (
+                " and ".join(f"{name}={size}" for name, size in zip(_OF_LATENT, sizes, strict=True))
+                for sizes in (latent, _OF_LATENT.values())
+            )
+            yield (
+                f"{path} {found}, but vLLM's CPU kernel for latent attention supports only {right}; "
+                "use another model, or GPUs"
+            )
+    elif (head := hf_config.get("head_dim")) is not None and head not in HEADS:
+        yield (
+            f"{path} a head size (head_dim, or hidden_size / num_attention_heads) of {head}, but "
+            f"vLLM's CPU kernels for attention support only {', '.join(map(str, HEADS))}; use "
+            "another model, or GPUs"
+        )
+    if geometry is None:
         return
     # Mixtral's config gives the expert width under the key that others use for dense layers.
     width = "moe_intermediate_size" if "moe_intermediate_size" in hf_config else "intermediate_size"
@@ -136,7 +160,7 @@ def cpu_engine_problems(
         if isinstance(found, int) and found % multiple:
             cut = f" ({_OF_KERNELS} times rollout.tensor_model_parallel_size={tp})"
             yield (
-                f"actor_rollout_ref.model.path: config.json has {name}={found}, but vLLM's CPU "
+                f"{path} {name}={found}, but vLLM's CPU "
                 f"kernels for experts require a multiple of {multiple}"
                 f"{cut if multiple > _OF_KERNELS else ''}; use another model, or GPUs"
             )

@@ -4,11 +4,18 @@ import dataclasses
 import typing
 
 import pytest
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from pipeline.model.families import FAMILIES as FAMILY_NAMES
-from pipeline.model.fields import DEFAULTS, FIELDS, completed, lacking, value_problems
+from pipeline.model.fields import (
+    DEFAULTS,
+    FIELDS,
+    completed,
+    lacking,
+    relation_problems,
+    value_problems,
+)
 from tests.large_models import MODELS, hf_config
 from tests.tiny_models import FAMILIES, tiny_config
 
@@ -56,7 +63,10 @@ def test_published_configs_have_no_problems_and_lack_nothing(model):
     ],
 )
 def test_fields_that_only_the_code_of_transformers_has_are_added(family, change, expected):
-    assert lacking({**FAMILIES[family], **change}) == expected
+    config = {**FAMILIES[family], **change}
+    name = AutoModelForCausalLM._model_mapping[CONFIG_MAPPING[family]].__name__
+    assert lacking(config) == {**expected, "architectures": [name]}
+    assert lacking({**config, "architectures": [name]}) == expected
 
 
 def test_a_null_number_of_key_value_heads_means_one_for_each_head():
@@ -84,10 +94,6 @@ def test_a_null_number_of_key_value_heads_means_one_for_each_head():
         ({"rope_scaling": "yarn"}, "rope_scaling='yarn'"),
         ({"rope_parameters": {"rope_theta": None}}, "rope_theta=null"),
         ({"rope_theta": -1}, "rope_theta=-1"),
-        ({"num_key_value_heads": 3}, "num_key_value_heads=3"),
-        ({"num_experts_per_tok": 17}, "num_experts_per_tok=17"),
-        ({"layer_types": ["sliding_attention"] * 4}, "layer_types=['sliding_attention'"),
-        ({"layer_types": ["full_attention"] * 3}, "layer_types=['full_attention'"),
     ],
 )
 def test_an_impossible_value_is_named(change, named):
@@ -96,13 +102,19 @@ def test_an_impossible_value_is_named(change, named):
 
 
 @pytest.mark.parametrize(
-    ("change", "named"),
+    ("family", "change", "named"),
     [
-        ({"topk_group": None}, "topk_group=null"),
-        ({"topk_group": 5}, "topk_group=5"),
-        ({"n_group": 3}, "n_group=3"),
+        ("llama", {"num_attention_heads": 5, "num_key_value_heads": 5}, "num_attention_heads=5"),
+        ("qwen3_moe", {"num_key_value_heads": 3}, "num_key_value_heads=3"),
+        ("qwen3_moe", {"num_experts_per_tok": 17}, "num_experts_per_tok=17"),
+        ("qwen3_moe", {"layer_types": ["sliding_attention"] * 4}, "layer_types=['sliding"),
+        ("qwen3_moe", {"layer_types": ["full_attention"] * 3}, "layer_types=['full"),
+        ("qwen3_moe", {"architectures": ["Qwen3MoeModel"]}, "architectures=['Qwen3MoeModel']"),
+        ("deepseek_v3", {"topk_group": None}, "topk_group=null"),
+        ("deepseek_v3", {"topk_group": 5, "num_experts_per_tok": 10}, "topk_group=5"),
+        ("deepseek_v3", {"n_group": 3}, "n_group=3"),
     ],
 )
-def test_groups_of_experts_that_contradict_each_other_are_named(change, named):
-    [problem] = value_problems({**FAMILIES["deepseek_v3"], **change})
+def test_values_that_contradict_each_other_are_named(family, change, named):
+    [problem] = relation_problems(completed({**FAMILIES[family], **change}))
     assert problem.startswith(f"has {named}")

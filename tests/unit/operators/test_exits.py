@@ -3,6 +3,7 @@
 import pytest
 
 from operators.exits import exit_code
+from operators.loading import LoadError
 from operators.training.errors import ReplayError, UpdateError
 from pipeline.errors import InputError
 from pipeline.exits import CONFIGURATION_ERROR
@@ -17,6 +18,7 @@ from pipeline.traces import TraceError
     "error",
     [
         CorruptObjectError("another digest"),
+        LoadError("an expert is missing"),
         InputError(["this model cannot be trained"]),
         RefusedError("403"),
         ReplayError("no routes"),
