@@ -131,6 +131,12 @@ def cpu_engine_problems(
     policy = config.actor_rollout_ref
     if hf_config is None or policy.actor.router_replay.replay_file is not None:
         return
+    tp = policy.rollout.tensor_model_parallel_size
+    if tp > 1:
+        yield (
+            f"actor_rollout_ref.rollout.tensor_model_parallel_size: found {tp}, expected 1 on CPU; "
+            "start more rollout workers instead (launch.rollout_workers)"
+        )
     path = "actor_rollout_ref.model.path: config.json has"
     latent = [hf_config.get(name) for name in _OF_LATENT]
     if None not in latent:
@@ -153,14 +159,10 @@ def cpu_engine_problems(
         return
     # Mixtral's config gives the expert width under the key that others use for dense layers.
     width = "moe_intermediate_size" if "moe_intermediate_size" in hf_config else "intermediate_size"
-    whole_experts = policy.rollout.engine_kwargs.vllm.get("enable_expert_parallel") is True
-    tp = 1 if whole_experts else policy.rollout.tensor_model_parallel_size
-    for name, multiple in (("hidden_size", _OF_KERNELS), (width, _OF_KERNELS * tp)):
+    for name in ("hidden_size", width):
         found = hf_config.get(name)
-        if isinstance(found, int) and found % multiple:
-            cut = f" ({_OF_KERNELS} times rollout.tensor_model_parallel_size={tp})"
+        if isinstance(found, int) and found % _OF_KERNELS:
             yield (
-                f"{path} {name}={found}, but vLLM's CPU "
-                f"kernels for experts require a multiple of {multiple}"
-                f"{cut if multiple > _OF_KERNELS else ''}; use another model, or GPUs"
+                f"{path} {name}={found}, but vLLM's CPU kernels for experts require a multiple of "
+                f"{_OF_KERNELS}; use another model, or GPUs"
             )

@@ -1,7 +1,10 @@
 """Settings and models that a run on CPU cannot use are refused."""
 
 import pytest
+from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+from vllm.v1.attention.backends.mla.cpu_mla import CPUMLABackend
 
+from pipeline.config.rules.cuda import HEADS
 from tests.unit.config.settings import (
     QWEN3,
     QWEN3_MOE,
@@ -37,15 +40,35 @@ def test_experts_that_the_cpu_engine_cannot_compute_are_refused(tmp_path, model,
     assert problems(tmp_path, *settings, model=model) == []
 
 
-def test_the_width_of_experts_is_checked_after_the_split_by_tensor_parallelism(tmp_path):
-    tp = f"{ROLLOUT}.tensor_model_parallel_size=2"
-    found = the_problem(tmp_path, CPU, tp)
-    assert "moe_intermediate_size=32, but" in found
-    assert "a multiple of 64 (32 times rollout.tensor_model_parallel_size=2)" in found
-    wide = QWEN3_MOE | {"moe_intermediate_size": 64}
-    assert problems(tmp_path, CPU, tp, model=wide) == []
-    whole = f"{ROLLOUT}.engine_kwargs.vllm.enable_expert_parallel=True"
-    assert problems(tmp_path, CPU, tp, whole) == []
+@pytest.mark.parametrize("size", [16, 48, 144, 288])
+def test_head_sizes_that_the_cpu_engine_cannot_compute_are_refused(tmp_path, size):
+    """The engine would start, and fail in its first forward pass. A dense model is checked too."""
+    for model in (QWEN3_MOE, QWEN3):
+        settings = () if model is QWEN3 else R3
+        found = the_problem(tmp_path, CPU, *settings, model=model | {"head_dim": size})
+        assert (
+            f"a head size (head_dim, or hidden_size / num_attention_heads) of {size}, but" in found
+        )
+        assert problems(tmp_path, CPU, *settings, model=model | {"head_dim": 96}) == []
+        assert problems(tmp_path, *settings, model=model | {"head_dim": size}) == []
+
+
+def test_the_head_sizes_are_those_of_vllm():
+    assert CPUAttentionBackend.get_supported_head_sizes() == list(HEADS)
+    assert CPUMLABackend.get_supported_head_sizes() == [512 + 64]
+
+
+def test_latent_attention_on_the_cpu_has_one_size(tmp_path):
+    latent = {"kv_lora_rank": 256, "qk_rope_head_dim": 64, "v_head_dim": 32, "head_dim": 64}
+    found = the_problem(tmp_path, CPU, model=QWEN3_MOE | latent)
+    assert "has kv_lora_rank=256 and qk_rope_head_dim=64, but" in found
+    assert "only kv_lora_rank=512 and qk_rope_head_dim=64" in found
+    assert problems(tmp_path, CPU, model=QWEN3_MOE | latent | {"kv_lora_rank": 512}) == []
+
+
+def test_an_engine_on_the_cpu_is_one_process(tmp_path):
+    found = the_problem(tmp_path, CPU, f"{ROLLOUT}.tensor_model_parallel_size=2", model=QWEN3_MOE)
+    assert found.startswith(f"{ROLLOUT}.tensor_model_parallel_size: found 2, expected 1 on CPU")
 
 
 def test_runs_in_which_no_engine_computes_experts_are_accepted(tmp_path):
