@@ -53,15 +53,29 @@ def _gpu_count() -> int:
 
     If there are no such files, as on WSL, the GPUs that nvidia-smi lists are counted.
     """
-    files = len(list(_DEVICES.glob("nvidia[0-9]*")))
-    program = shutil.which("nvidia-smi")
-    if files or program is None:
+    if files := len(list(_DEVICES.glob("nvidia[0-9]*"))):
         return files
+    return sum(line.startswith("GPU ") for line in _smi("-L"))
+
+
+def least_gpu_memory() -> int | None:
+    """Return the memory of this machine's smallest GPU in bytes; None if it is unknown."""
+    sizes = _smi("--query-gpu=memory.total", "--format=csv,noheader,nounits")
+    return min((int(size) << 20 for size in sizes if size.strip().isdigit()), default=None)
+
+
+def _smi(*arguments: str) -> list[str]:
+    """Return the lines that nvidia-smi prints; [] if it is not there or fails."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return []
     try:
-        listed = subprocess.run([program, "-L"], capture_output=True, text=True, timeout=_SMI_S)
+        ended = subprocess.run(
+            [program, *arguments], capture_output=True, text=True, timeout=_SMI_S
+        )
     except (OSError, subprocess.TimeoutExpired):
-        return 0
-    return sum(line.startswith("GPU ") for line in listed.stdout.splitlines())
+        return []
+    return ended.stdout.splitlines()
 
 
 def _limits(name: str) -> Iterator[str]:

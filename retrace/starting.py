@@ -79,13 +79,10 @@ class ReadyRun:
         Each text names settings that would help. The list is empty if everything fits according to
         the estimate that docs/sizes.md describes.
         """
-        from pipeline.inputs.machine import engines_on_one_gpu, this_machine
-        from pipeline.inputs.sizes.limit import memory_problems
+        from pipeline.inputs.sizes.verdict import gpu_verdict
 
-        config = self._inputs.config
-        experts = 0 if self.geometry is None else self.geometry.experts
-        engines = engines_on_one_gpu(config, this_machine(config))
-        return memory_problems(config, self.gpu_memory(), limit, experts, engines)
+        verdict = gpu_verdict(self._inputs.config, limit)
+        return [] if verdict is None else verdict[1]
 
     def run(self) -> Run:
         """Carry out the checked run in this process, as `retrace.run` does."""
@@ -160,18 +157,25 @@ def check(config: Config, overrides: Overrides = (), **groups: Any) -> ReadyRun:
     except InputError as error:
         error.add_note("further checks were skipped: correct these problems first")
         raise
+    need("flow", "a run")
+    from pipeline.inputs.machine import (
+        machine_notes,
+        machine_problems,
+        package_notes,
+        this_machine,
+    )
+
     try:
-        need("flow", "a run")
         use_settings(loaded.config.store)
         # Imported here because loading the tokenizer library takes seconds.
         from pipeline.inputs.check import check_inputs
-        from pipeline.inputs.machine import machine_notes, machine_problems, this_machine
         from pipeline.inputs.sizes.estimate import estimate_memory
         from pipeline.report.folders import local_folder
 
         inputs = check_inputs(loaded.config)
     except InputError as error:
-        error.notes = loaded.notes
+        here = machine_problems(loaded.config, None, this_machine(loaded.config))
+        error.notes = (*loaded.notes, *here)
         raise
     machine = this_machine(inputs.config)
     hf_config = inputs.model.config
@@ -186,7 +190,7 @@ def check(config: Config, overrides: Overrides = (), **groups: Any) -> ReadyRun:
         writes=inputs.writes,
         memory=estimate_memory(inputs.config, inputs.model.config, local=local),
         settings=inputs.config.model_dump(mode="json"),
-        notes=(*loaded.notes, *inputs.notes, *slow),
+        notes=(*loaded.notes, *inputs.notes, *package_notes(inputs.config), *slow),
         machine=str(machine),
         local_folder=local_folder(inputs.config),
         too_small=too_small,

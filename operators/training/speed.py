@@ -14,8 +14,8 @@ import pyarrow as pa
 import torch
 
 from pipeline.errors import InputError
-from pipeline.model.flops import BACKWARD_AND_FORWARD, forward_flops, peak_flops
 from pipeline.model.fields import completed
+from pipeline.model.flops import BACKWARD_AND_FORWARD, forward_flops, peak_flops
 from pipeline.model.widths import Widths, widths_of
 
 logger = logging.getLogger(__name__)

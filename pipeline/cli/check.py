@@ -49,20 +49,25 @@ def check(
     console.print(f"checking {path}", markup=False)  # checking tokenizers and prompts takes a while
     if (line := _finished_line(path, overrides)) is not None:
         console.print(line, markup=False)
+    failed: retrace.InputError | None = None
     try:
         ready = retrace.check(path, overrides)
-        if gpu_limit is not None:
-            if problems := ready.gpu_memory_problems(gpu_limit):
-                raise retrace.InputError(problems, ready.notes)
-            ready = replace(ready, memory=ready.gpu_memory())
     except retrace.InputError as error:
-        print_errors(error)
+        failed = error
+    verdict = None if gpu_limit is None else _verdict(path, overrides, gpu_limit)
+    if verdict is not None and verdict[1]:
+        failed = failed or retrace.InputError((), ready.notes)
+    if failed is not None:
+        print_errors(failed, () if verdict is None else verdict[1])
+        if verdict is not None:
+            _print_lines(console, memory_lines(verdict[0]))
         return None
+    if verdict is not None:
+        ready = replace(ready, memory=verdict[0])
     _print(console, "note", "yellow", ready.notes)
     but = ", but not for this machine" if ready.too_small else ""
     console.print(f"{path} is valid{but}: {_model(ready)}, run {ready.uri}", markup=False)
-    for name, text in summary(ready):
-        console.print(f"  {name:<10}{text}", markup=False)
+    _print_lines(console, summary(ready))
     _print(console, "warning", "yellow", ready.too_small)
     if ready.too_small:
         console.print("`retrace run` refuses it on this machine", markup=False)
@@ -186,17 +191,41 @@ def _finished_line(path: Path, overrides: Sequence[str]) -> str | None:
         return None  # the check reports the problem
 
 
-def print_errors(error: retrace.InputError) -> None:
-    """Print notes, problems and the skipped checks on stderr, each on its own line."""
+def _verdict(
+    path: Path, overrides: Sequence[str], limit: int
+) -> tuple[retrace.Memory, list[str]] | None:
+    """Return the memory estimate for GPUs and its problems; None if the settings are invalid.
+
+    The verdict does not depend on the other checks, which may fail where only config.json is there.
+    """
+    from pipeline.config.reading.load import load_config
+    from pipeline.inputs.sizes.verdict import gpu_verdict
+
+    try:
+        return gpu_verdict(load_config(path, overrides).config, limit)
+    except retrace.InputError:
+        return None  # the check reports the problem
+
+
+def print_errors(error: retrace.InputError, more: Sequence[str] = ()) -> None:
+    """Print notes, problems and the skipped checks on stderr, each on its own line.
+
+    `more` contains problems that were found independently of the error.
+    """
     console = _console()
     _print(console, "note", "yellow", error.notes)
-    _print(console, "error", "red", error.problems)
+    _print(console, "error", "red", (*error.problems, *more))
     for line in getattr(error, "__notes__", ()):
         console.print(line, markup=False)
 
 
 def _console() -> Console:
     return Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def _print_lines(console: Console, lines: Sequence[tuple[str, str]]) -> None:
+    for name, text in lines:
+        console.print(f"  {name:<10}{text}", markup=False)
 
 
 def _print(console: Console, label: str, colour: str, lines: Sequence[str]) -> None:

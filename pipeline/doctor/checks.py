@@ -22,10 +22,11 @@ from typing import Any, Literal
 
 from rich.filesize import decimal
 
+from pipeline.config.rules.cuda import packages
 from pipeline.device import Device, choose_device
 from pipeline.doctor.findings import Finding, Needs, absent, broken, ok
 from pipeline.errors import InputError
-from pipeline.hardware import gpu_pool
+from pipeline.hardware import core_count, gpu_pool, memory_size
 from pipeline.store import StoreError, open_store, shown_uri
 from pipeline.store.schemes import free_bytes, greet
 
@@ -197,6 +198,24 @@ def check_prefect(needs: Needs) -> Finding:
     return ok("prefect API", f"{url} serves {served}")
 
 
+def check_machine(needs: Needs) -> Iterator[Finding]:
+    """Report what this machine lacks for the run, and the packages that its settings require."""
+    if needs.config is None:
+        return
+    for lack in needs.lacks:
+        yield broken("machine", lack)
+    if not needs.lacks:
+        memory = decimal(memory_size())
+        yield ok("machine", f"{core_count()} cores, {memory} of memory: enough for the run")
+    if needs.config.trainer.device != "cpu":
+        for setting, module, package in packages(needs.config.actor_rollout_ref.actor.megatron):
+            if _installed(module):
+                yield ok(module, f"installed; {setting} requires {package}")
+            else:
+                text = f"not installed; {setting} requires {package}"
+                yield absent(module, text, needs.device == "cuda")
+
+
 def check_scratch() -> Finding:
     """Check the free space in TMPDIR, through which policies and checkpoints go to the store."""
     folder = tempfile.gettempdir()
@@ -228,6 +247,7 @@ def all_checks(needs: Needs) -> Iterator[Finding]:
     needs = replace(needs, device=device)
     yield from check_versions(needs)
     yield finding
+    yield from check_machine(needs)
     quick: list[Callable[[Needs], Finding]] = [check_store, check_prefect, check_shared_memory]
     yield from (check(needs) for check in quick)
     yield check_scratch()

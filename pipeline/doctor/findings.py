@@ -37,6 +37,8 @@ class Needs:
     config: RunConfig | None = None
     store_uri: str = DEFAULT_STORE
     device: Device = "cpu"
+    lacks: tuple[str, ...] = ()
+    """What this machine lacks for the run: GPUs, memory, packages, disk space."""
 
     @property
     def rollout(self) -> bool:

@@ -102,11 +102,11 @@ def check_inputs(config: RunConfig, on_cluster: InstalledGpus | None = None) -> 
     mended = _try(problems, partial(attach, inputs))
     problems += _record_problems(inputs)
     problems += _replay_problems(inputs, mended)
-    problems += [] if problems else space_problems(inputs)
+    problems += space_problems(config, inputs.writes)
     if problems:
         raise InputError(problems)
     amendment = () if mended is None else (f"the run will be amended: {mended.reason}",)
-    space = space_notes(inputs) if on_cluster is None else ()
+    space = space_notes(config, inputs.writes) if on_cluster is None else ()
     return replace(inputs, notes=(*inputs.notes, *amendment, *_replay_notes(inputs), *space))
 
 

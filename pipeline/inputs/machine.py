@@ -1,13 +1,14 @@
 """Checks that a machine is large enough for a run that starts its workers on this machine."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 from rich.filesize import decimal
 
-from pipeline.config.rules.cuda import cpu_engine_problems, cuda_notes, cuda_problems
+from pipeline.config.rules.cuda import cpu_engine_problems, cuda_notes, cuda_problems, packages
 from pipeline.config.tree import RunConfig
 from pipeline.device import Device, choose_device, too_few_gpus
 from pipeline.errors import InputError
@@ -93,8 +94,9 @@ def machine_problems(
 ) -> list[str]:
     """Return the reasons why a run with these settings is impossible on this machine.
 
-    On GPUs, the run is impossible if the GPUs are unusable, or if the workers need more GPUs than
-    the machine has. The memory of GPUs is not checked. On the CPU, it is impossible if the weights,
+    On GPUs, the run is impossible if the GPUs are unusable, if the workers need more GPUs than the
+    machine has, or if a setting requires a package that is not installed. The memory of GPUs is not
+    checked. On the CPU, it is impossible if the weights,
     gradients and optimizer state do not fit in memory, or if the engine or the trainer does not
     support these settings. More than four training ranks per core are also refused, as are more
     than four rollout workers per core.
@@ -108,7 +110,7 @@ def machine_problems(
     if machine.unusable:
         return list(machine.unusable)
     if machine.device == "cuda":
-        return _gpu_problems(config, machine)
+        return [*_gpu_problems(config, machine), *_missing_packages(config)]
     without = "trainer.device=cpu" if machine.gpus else "no GPU"
     attempt = attempt_of(config, 0)
     most = _MOST_PER_CORE * machine.cores
@@ -137,6 +139,29 @@ def machine_problems(
             "machine"
         )
     return problems
+
+
+def package_notes(config: RunConfig) -> list[str]:
+    """Return notes on the packages that settings require on GPUs, and whether they are installed.
+
+    These packages are not dependencies of Retrace.
+    """
+    if config.trainer.device == "cpu":
+        return []
+    return [
+        f"{setting} requires {package} where training ranks run; it is "
+        f"{'' if find_spec(module) else 'not '}installed here"
+        for setting, module, package in packages(config.actor_rollout_ref.actor.megatron)
+    ]
+
+
+def _missing_packages(config: RunConfig) -> Iterator[str]:
+    for setting, module, package in packages(config.actor_rollout_ref.actor.megatron):
+        if find_spec(module) is None:
+            yield (
+                f"{setting} requires {package}, but there is no module {module} here; install the "
+                "package, or leave the setting out"
+            )
 
 
 def machine_notes(config: RunConfig, machine: Machine) -> list[str]:

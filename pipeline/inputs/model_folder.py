@@ -57,22 +57,7 @@ def find_model(path: str) -> ModelFolder:
     Raises InputError if the folder does not exist, the hub cannot be reached, or files are missing
     or unreadable.
     """
-    remote = None
-    folder = Path(path).expanduser()
-    if is_remote(path):
-        remote = path
-        folder = _fetch(path, _SMALL_FILES)
-    elif not folder.is_dir():
-        if folder.exists() or not _HUB_ID.match(path):
-            raise InputError(
-                [
-                    f"{_KEY}: no folder {path} (from {Path.cwd()}); give a folder with "
-                    f"config.json, safetensors and tokenizer, its {REMOTE_URI}, or a hub id such "
-                    "as Qwen/Qwen3-30B-A3B"
-                ]
-            )
-        remote = path
-        folder = _fetch(path, _SMALL_FILES)
+    folder, remote = _place(path)
     config = _read_config(folder)
     small = tuple(sorted({file.name for pattern in _SMALL_FILES for file in folder.glob(pattern)}))
     model = ModelFolder(folder, remote, config, small, _weights(folder))
@@ -93,9 +78,9 @@ def found_folder(path: str) -> Path | None:
 
 
 def found_config(path: str) -> Config | None:
-    """Return the config.json of a model that `find_model` refuses; None if it is unreadable."""
+    """Return the config.json of a model without looking at its weights; None if it is unusable."""
     try:
-        return _read_config(Path(path).expanduser())
+        return _read_config(_place(path)[0])
     except InputError:
         return None
 
@@ -112,6 +97,25 @@ def with_weights(model: ModelFolder) -> ModelFolder:
     if problems := weight_problems(complete):
         raise InputError(problems)
     return complete
+
+
+def _place(path: str) -> tuple[Path, str | None]:
+    """Return a model's folder and, for a remote model of which only small files are there, its URI.
+
+    Raises InputError if there is no such model.
+    """
+    folder = Path(path).expanduser()
+    if folder.is_dir() and not is_remote(path):
+        return folder, None
+    if not is_remote(path) and (folder.exists() or not _HUB_ID.match(path)):
+        raise InputError(
+            [
+                f"{_KEY}: no folder {path} (from {Path.cwd()}); give a folder with config.json, "
+                f"safetensors and tokenizer, its {REMOTE_URI}, or a hub id such as "
+                "Qwen/Qwen3-30B-A3B"
+            ]
+        )
+    return _fetch(path, _SMALL_FILES), path
 
 
 def _weights(folder: Path) -> tuple[str, ...]:

@@ -10,7 +10,6 @@ from rich.filesize import decimal
 
 from pipeline.config.tree import RunConfig
 from pipeline.errors import InputError
-from pipeline.inputs.checked import CheckedInputs
 from pipeline.inputs.model_folder import ModelFolder
 from pipeline.inputs.prompts import PromptTable
 from pipeline.inputs.writes import Writes, estimate, needed_bytes
@@ -121,17 +120,17 @@ def writes_of(
     return estimate(config, geometry, model.parameters, tokens)
 
 
-def space_problems(inputs: CheckedInputs) -> list[str]:
+def space_problems(config: RunConfig, writes: Writes | None) -> list[str]:
     """Return a problem if the store's disk lacks space for the next steps (at most two).
 
     Object storage is not checked, because its free space is unknown.
     """
-    uri, writes = inputs.config.store.uri, inputs.writes
+    uri = config.store.uri
     free = free_bytes(uri)
     if writes is None or free is None:
         return []
-    finished = finished_steps(inputs.store)
-    needed = needed_bytes(writes, finished, inputs.config.trainer.total_training_steps)
+    finished = finished_steps(open_store(config.run_uri))
+    needed = needed_bytes(writes, finished, config.trainer.total_training_steps)
     if needed <= free:
         return []
     return [
@@ -142,15 +141,14 @@ def space_problems(inputs: CheckedInputs) -> list[str]:
     ]
 
 
-def space_notes(inputs: CheckedInputs) -> list[str]:
+def space_notes(config: RunConfig, writes: Writes | None) -> list[str]:
     """Return notes on disks that are too small for the policies that workers keep.
 
     These are not errors, because new workers first remove the files of killed workers, which frees
     space.
     """
-    writes, uri = inputs.writes, inputs.config.store.uri
-    finished = finished_steps(inputs.store)
-    total = inputs.config.trainer.total_training_steps
+    uri, store = config.store.uri, open_store(config.run_uri)
+    finished, total = finished_steps(store), config.trainer.total_training_steps
     if writes is None or finished >= total:
         return []
     kept = [
@@ -160,13 +158,13 @@ def space_notes(inputs: CheckedInputs) -> list[str]:
             "that training ranks keep below TMPDIR",
         ),
         (
-            cache_folder(inputs.config.store.policy_cache),
+            cache_folder(config.store.policy_cache),
             writes.engine_copies,
             "that rollout workers keep in store.policy_cache",
         ),
     ]
     if free_bytes(uri) is not None:
-        folder = Path(place_in(inputs.store, keys.run_json())).parent
+        folder = Path(place_in(store, keys.run_json())).parent
         kept.append((folder, needed_bytes(writes, finished, total), "of the next steps"))
     by_disk: dict[int, list[tuple[Path, int, str]]] = {}
     for folder, size, what in kept:

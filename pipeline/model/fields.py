@@ -194,7 +194,7 @@ def relation_problems(config: Config) -> Iterator[str]:
         yield f"has architectures={cut(found)}, expected {classes}"
     layers = ["full_attention"] * (config.get("num_hidden_layers") or 0)
     if layers and (types := config.get("layer_types")) not in (None, layers):
-        yield f"has layer_types={cut(types)}, expected full_attention for each of {len(layers)} layers"
+        yield f"has layer_types={cut(types)}, expected {len(layers)} times full_attention"
     pairs = [("num_attention_heads", "num_key_value_heads"), ("experts", "n_group")]
     if config["model_type"] == "llama":
         pairs.append(("hidden_size", "num_attention_heads"))

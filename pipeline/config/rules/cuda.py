@@ -79,6 +79,15 @@ _OF_MODEL = {
 }
 """Fields of TransformerConfig that the layers on CPU ignore, or with which these layers cannot be
 built, and the reasons."""
+_APEX = "Apex, built with --cpp_ext and --cuda_ext (https://github.com/NVIDIA/apex)"
+_DEEP_EP = "DeepEP (https://github.com/deepseek-ai/DeepEP)"
+_PACKAGES = {
+    ("gradient_accumulation_fusion", True): ("fused_weight_gradient_mlp_cuda", _APEX),
+    ("moe_enable_deepep", True): ("deep_ep", _DEEP_EP),
+    ("moe_token_dispatcher_type", "flex"): ("deep_ep", _DEEP_EP),
+}
+"""Values of TransformerConfig's fields with which Megatron-core imports a package that Retrace does
+not install: the package's module, and its name."""
 _OFF = (None, False, "none")
 """The values of fields that are not in use."""
 
@@ -114,6 +123,16 @@ def cuda_notes(megatron: Megatron) -> Iterator[str]:
             yield f"{OVERRIDE}.{name}: {value} requires CUDA; on CPU the value is {REPLACED[name]}"
 
 
+def packages(megatron: Megatron) -> Iterator[tuple[str, str, str]]:
+    """Yield the packages that the settings require on GPUs, in addition to those of Retrace.
+
+    Each package is a triple: the setting with its value, the module to import, and the name.
+    """
+    for (name, value), (module, package) in _PACKAGES.items():
+        if megatron.override_transformer_config.get(name) == value:
+            yield f"{OVERRIDE}.{name}={value}", module, package
+
+
 def cpu_engine_problems(
     config: RunConfig, hf_config: Mapping[str, Any] | None, geometry: Geometry | None
 ) -> Iterator[str]:
@@ -146,8 +165,8 @@ def cpu_engine_problems(
                 for sizes in (latent, _OF_LATENT.values())
             )
             yield (
-                f"{path} {found}, but vLLM's CPU kernel for latent attention supports only {right}; "
-                "use another model, or GPUs"
+                f"{path} {found}, but vLLM's CPU kernel for latent attention supports only "
+                f"{right}; use another model, or GPUs"
             )
     elif (head := hf_config.get("head_dim")) is not None and head not in HEADS:
         yield (

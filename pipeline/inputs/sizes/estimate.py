@@ -31,6 +31,7 @@ from pipeline.inputs.sizes.cut import (
 )
 from pipeline.inputs.sizes.memory import GIB, Memory, MemoryPart
 from pipeline.model.widths import Widths, weight_count, widths_of
+from pipeline.run.attempts import attempt_of
 
 _ITEM = {"bfloat16": 2, "float32": 4}
 _FP32 = 4
@@ -82,6 +83,7 @@ def estimate_memory(config: RunConfig, hf_config: Mapping[str, Any], local: bool
         fullest_pass = max(_passes(config, layer_cut, stage, static, critic), key=_sum)
         host = _host_checkpoint(config, cut, weights), _host_older(config, weights)
         stages.append(((*fullest_pass, *runtime), host))
+    attempt = attempt_of(config, 0)
     fullest = max(range(cut.pp), key=lambda number: _sum(stages[number][0]))
     return Memory(
         local=local,
@@ -91,6 +93,9 @@ def estimate_memory(config: RunConfig, hf_config: Mapping[str, Any], local: bool
         host_checkpoint=max(checkpoint for _, (checkpoint, _) in stages),
         host_older=max(older for _, (_, older) in stages),
         engine=_engine_parts(config, widths),
+        training_gpus=attempt.training_ranks,
+        rollout_gpus=attempt.rollout_workers
+        * config.actor_rollout_ref.rollout.tensor_model_parallel_size,
     )
 
 

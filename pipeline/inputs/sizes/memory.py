@@ -39,6 +39,10 @@ class Memory:
     engine: tuple[MemoryPart, ...]
     """Parts of an engine process's memory: the weights, and the cache for one sequence of maximum
     length."""
+    training_gpus: int
+    """Number of training ranks, each of which has its own GPU."""
+    rollout_gpus: int
+    """Number of processes of all engines together, each of which has its own GPU."""
 
     @property
     def training(self) -> int:
@@ -69,7 +73,10 @@ def memory_lines(memory: Memory) -> list[tuple[str, str]]:
     """Return the lines that `retrace check` prints, each as a name and a text."""
     of = "rank" if memory.local else "GPU"
     older = f", and {shown(memory.host_older)} for older weights" if memory.host_older else ""
+    gpus = memory.training_gpus + memory.rollout_gpus
+    total = f"{gpus}: {memory.training_gpus} for training, {memory.rollout_gpus} for rollout"
     return [
+        *([] if memory.local else [("GPUs", total)]),
         (
             "memory",
             f"about {shown(memory.training)} on the fullest training {of}: {listed(memory.parts)}",

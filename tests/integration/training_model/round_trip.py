@@ -31,16 +31,17 @@ from operators.training.megatron.weights import load_weights, weight_files
 from operators.training.publish.exporter import Exporter
 from operators.training.publish.publisher import Publisher, PublishOptions, Stored
 from pipeline.config.optim import Optim
+from pipeline.model.families import FAMILIES
 from pipeline.policies.fetch import fetch_policy
 from pipeline.policies.versions import chain, weights_of
 from pipeline.policies.weights import INDEX
 from pipeline.scratch import scratch_folder
 from pipeline.store import open_store
-from tests.exhaustive import sample_or_all
+from tests.exhaustive import TEST_ALL, sample_or_all
 from tests.integration.training_model.layouts import LAYOUTS, actor_of
 from tests.integration.training_model.passes import device_of, forward_logits
 from tests.integration.training_model.refused import refusals
-from tests.tiny_models import VOCAB_SIZE, make_tiny
+from tests.tiny_models import VOCAB_SIZE, make_own, make_tiny
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_moe": ("qwen3_moe", {}),
@@ -85,6 +86,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("qwen3", {}),
     "qwen3_tied": ("qwen3", {"tie_word_embeddings": True}),
 }
+OWN = {f"{family}_own": family for family in ("mixtral", "glm4_moe", "deepseek_v3")}
+"""Models as transformers writes them, whose config.json lacks fields that mbridge or vLLM reads."""
+if TEST_ALL:
+    OWN |= {f"{family}_own": family for family in FAMILIES}
 DENSE = {"llama", "qwen2", "qwen3", "qwen3_tied"}
 ALONE = sample_or_all({"glm4_moe_grouped", "llama", "qwen2"}, set[str]())
 """Cases for one rank only: another case covers their layouts with a different configuration."""
@@ -101,6 +106,8 @@ def main() -> None:
     parallel.start(actor_of("dp2").megatron)
     rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
     if rank == 0:
+        for name, family in OWN.items():
+            make_own(root / "float32" / name, family)
         for name, (family, overrides) in CASES.items():
             make_tiny(root / "float32" / name, family, **overrides)
             make_tiny(root / "bfloat16" / name, family, dtype=torch.bfloat16, **overrides)
@@ -124,6 +131,9 @@ def main() -> None:
             of = root / "bfloat16" / name
             found[f"{layout}/{name}/exported"] = in_further(layout, of, out)
     if world == 1:
+        for name in OWN:
+            folder, out = root / "float32" / name, root / "out" / name
+            found[f"dp2/{name}/float32"] = in_float32("dp2", folder, out)
         found["refusals"] = refusals(root / "float32" / "qwen3_moe", root / "refused")
     (root / f"{rank}.json").write_text(json.dumps(found))
     torch.distributed.destroy_process_group()

@@ -2,6 +2,7 @@
 no deep-learning library."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -34,6 +35,13 @@ CASES = {
     "too large": ("trainer.n_gpus_per_node=100000", "actor_rollout_ref.rollout.n=100000"),
     "GPUs too small": ("--gpu-memory", "1GB", "trainer.default_hdfs_dir=x"),
     "GPUs large enough": ("--gpu-memory", "80GiB", "trainer.default_hdfs_dir=x"),
+    **{
+        f"only config.json, {size}": (
+            *("--gpu-memory", size, "actor_rollout_ref.model.path=CONFIG"),
+            "data.train_files=[a.parquet]",
+        )
+        for size in ("1GB", "80GiB")
+    },
     "wrong settings": ("trainer.nnode=2", "trainer.seed=x"),
     "wrong files": (
         "trainer.default_hdfs_dir=x",
@@ -53,7 +61,15 @@ def settings(tmp_path_factory) -> Path:
 def done(settings) -> dict[str, tuple[int, list[str]]]:
     """The exit code and the stderr lines of each case. One process runs all cases, because
     starting one is slow."""
-    commands = json.dumps([[str(settings), *overrides] for overrides in CASES.values()])
+    only = settings.parent / "only"
+    only.mkdir()
+    shutil.copy(settings.parent / "model/config.json", only)
+    commands = json.dumps(
+        [
+            [str(settings), *(word.replace("CONFIG", str(only)) for word in overrides)]
+            for overrides in CASES.values()
+        ]
+    )
     ended = subprocess.run(
         [sys.executable, "-c", COMMANDS, commands], capture_output=True, text=True, check=False
     )
@@ -110,7 +126,8 @@ def test_a_run_is_refused_if_the_gpus_are_too_small(settings, done):
     """The run is refused as if its input were invalid; no line calls the settings valid."""
     code, lines = done["GPUs too small"]
     assert code == 2
-    note, error = lines
+    note, error, gpus, *_ = lines
+    assert gpus.split() == ["GPUs", "2:", "1", "for", "training,", "1", "for", "rollout"]
     assert note.startswith("note: trainer.default_hdfs_dir: ignored")
     assert error.startswith("error: trainer: the fullest GPU needs about 4.0 GiB, but has")
     assert error.endswith(
@@ -126,6 +143,19 @@ def test_a_run_is_accepted_if_the_gpus_are_large_enough(done):
     [memory] = [line for line in lines if line.strip().startswith("memory")]
     assert "on the fullest training GPU: " in memory
     assert "CUDA, NCCL, fragments 4.0 GiB" in memory
+
+
+@pytest.mark.parametrize("size", ["1GB", "80GiB"])
+def test_the_verdict_on_gpus_needs_only_config_json(done, size):
+    """Other problems, such as absent weights and prompts, do not hide the verdict."""
+    code, lines = done[f"only config.json, {size}"]
+    assert code == 2
+    errors = [line for line in lines if line.startswith("error: ")]
+    assert any("has no model.safetensors" in error for error in errors)
+    assert any("data.train_files" in error for error in errors)
+    assert any("the fullest GPU needs" in error for error in errors) == (size == "1GB")
+    [memory] = [line for line in lines if line.strip().startswith("memory")]
+    assert "on the fullest training GPU: " in memory
 
 
 def test_invalid_settings_are_refused(done):

@@ -272,7 +272,37 @@ def test_all_checks_run_even_after_failures(
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
     found = list(checks.all_checks(Needs(QUICKSTART, str(tmp_path))))
     names = [finding.name for finding in found]
-    assert len(names) == len(set(names)) == 14
+    assert len(names) == len(set(names)) == 15
     assert [finding.name for finding in found if finding.state is State.ABSENT] == []
     absent_ones = [one for one in found if one.text.startswith("not installed")]
     assert absent_ones == [absent(one.name, one.text, needed=True) for one in absent_ones]
+
+
+def test_what_the_machine_lacks_for_the_run_is_broken():
+    [first, second] = checks.check_machine(Needs(QUICKSTART, lacks=("too few GPUs", "no space")))
+    assert (first, second) == (broken("machine", "too few GPUs"), broken("machine", "no space"))
+    [found] = checks.check_machine(NEEDED)
+    assert found.state is State.OK
+    assert list(checks.check_machine(Needs())) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "module"),
+    [
+        ("moe_enable_deepep", "True", "deep_ep"),
+        ("gradient_accumulation_fusion", "True", "fused_weight_gradient_mlp_cuda"),
+    ],
+)
+def test_packages_that_settings_require_are_reported(name, value, module, monkeypatch):
+    """verl's examples set these fields. On a machine without GPUs, the package is not needed."""
+    key = f"actor_rollout_ref.actor.megatron.override_transformer_config.{name}"
+    config = load_config(ROOT / "examples/quickstart.yaml", [f"{key}={value}"]).config
+    for device, installed, state in (
+        ("cuda", False, State.BROKEN),
+        ("cpu", False, State.ABSENT),
+        ("cuda", True, State.OK),
+    ):
+        monkeypatch.setattr(checks, "_installed", lambda package, here=installed: here)
+        found = {one.name: one for one in checks.check_machine(Needs(config, device=device))}
+        assert found[module].state is state
+        assert f"{key}={value} requires" in found[module].text

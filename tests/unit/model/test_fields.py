@@ -1,7 +1,6 @@
 """The types and defaults of config.json's fields, compared with transformers' own classes."""
 
 import dataclasses
-import typing
 
 import pytest
 from transformers import AutoConfig, AutoModelForCausalLM
