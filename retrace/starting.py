@@ -161,7 +161,7 @@ def check(config: Config, overrides: Overrides = (), **groups: Any) -> ReadyRun:
     from pipeline.inputs.machine import (
         machine_notes,
         machine_problems,
-        package_notes,
+        needed_notes,
         this_machine,
     )
 
@@ -190,7 +190,7 @@ def check(config: Config, overrides: Overrides = (), **groups: Any) -> ReadyRun:
         writes=inputs.writes,
         memory=estimate_memory(inputs.config, inputs.model.config, local=local),
         settings=inputs.config.model_dump(mode="json"),
-        notes=(*loaded.notes, *inputs.notes, *package_notes(inputs.config), *slow),
+        notes=(*loaded.notes, *inputs.notes, *needed_notes(inputs.config), *slow),
         machine=str(machine),
         local_folder=local_folder(inputs.config),
         too_small=too_small,

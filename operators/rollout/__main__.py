@@ -15,7 +15,7 @@ from types import FrameType
 
 from operators.exits import exit_code
 from operators.hanging import watch_store
-from operators.loading import LoadError
+from operators.load_errors import LoadError
 from operators.rollout.types import RolloutError
 from operators.rollout.worker import run
 from operators.settling import settle

@@ -29,7 +29,7 @@ from pipeline.config.rules.engine_arguments import KWARGS, engine_problems
 from pipeline.config.tree import Rollout
 from pipeline.errors import InputError
 from pipeline.hardware import gpu_pool
-from pipeline.model.fields import lacking
+from pipeline.model.fields import missing_fields
 from pipeline.model.geometry import Geometry
 from pipeline.run.plan import Sampling
 from pipeline.traces.format.domain import check_line
@@ -290,7 +290,7 @@ def _start(
         # because vLLM lets tokenizer_config.json choose the class.
         "skip_tokenizer_init": True,
         "seed": 0,  # every request has its own seed
-        "hf_overrides": lacking(json.loads((folder / "config.json").read_text())),
+        "hf_overrides": missing_fields(json.loads((folder / "config.json").read_text())),
     }
     return LLM(str(folder), **({"use_tqdm_on_load": False} | given | fixed | arguments))
 

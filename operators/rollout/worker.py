@@ -33,7 +33,7 @@ from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 
-from operators.loading import lasting_errors
+from operators.load_errors import lasting_errors
 from operators.ready import say_ready
 from operators.rollout.engine import RolloutEngine
 from operators.rollout.prompts import Prompts, shards_of

@@ -14,7 +14,7 @@ import pyarrow as pa
 import torch
 
 from pipeline.errors import InputError
-from pipeline.model.fields import completed
+from pipeline.model.fields import complete
 from pipeline.model.flops import BACKWARD_AND_FORWARD, forward_flops, peak_flops
 from pipeline.model.widths import Widths, widths_of
 
@@ -109,7 +109,7 @@ def find_devices(ranks: int, engines: int, folder: Path) -> Devices:
         name = torch.cuda.get_device_name()
         peak = peak_flops(name)
         try:
-            widths = widths_of(completed(json.loads((folder / "config.json").read_text())))
+            widths = widths_of(complete(json.loads((folder / "config.json").read_text())))
         except InputError as error:
             logger.info("perf/mfu is not measured: %s", error)
         if peak is None:

@@ -32,7 +32,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from operators.loading import lasting_errors
+from operators.load_errors import lasting_errors
 from operators.ready import say_ready
 from operators.training.agree import agreed, await_ranks, folder_of_node
 from operators.training.background import Background

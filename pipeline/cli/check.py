@@ -196,7 +196,7 @@ def _verdict(
 ) -> tuple[retrace.Memory, list[str]] | None:
     """Return the memory estimate for GPUs and its problems; None if the settings are invalid.
 
-    The verdict does not depend on the other checks, which may fail where only config.json is there.
+    Other checks, which fail if only config.json is present, do not affect the verdict.
     """
     from pipeline.config.reading.load import load_config
     from pipeline.inputs.sizes.verdict import gpu_verdict

@@ -30,7 +30,7 @@ def doctor(
     from pipeline.config.reading.load import load_config
     from pipeline.doctor.checks import all_checks
     from pipeline.doctor.findings import Needs, State
-    from pipeline.inputs.sizes.verdict import lacks
+    from pipeline.inputs.sizes.verdict import missing
     from pipeline.store.settings import use_settings
 
     needs = Needs()
@@ -38,7 +38,7 @@ def doctor(
         if what is not None and Path(what).suffix in (".yaml", ".yml"):
             config = load_config(what, overrides or ()).config
             use_settings(config.store)
-            needs = Needs(config, config.store.uri, lacks=tuple(lacks(config)))
+            needs = Needs(config, config.store.uri, missing=tuple(missing(config)))
         elif overrides:
             raise InputError(
                 [f"{what}: not a settings file; name a CONFIG.yaml before {overrides[0]}"]

@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 from rich.filesize import decimal
 
-from pipeline.config.rules.cuda import packages
+from pipeline.config.rules.cuda import needed_modules
 from pipeline.device import Device, choose_device
 from pipeline.doctor.findings import Finding, Needs, absent, broken, ok
 from pipeline.errors import InputError
@@ -202,13 +202,15 @@ def check_machine(needs: Needs) -> Iterator[Finding]:
     """Report what this machine lacks for the run, and the packages that its settings require."""
     if needs.config is None:
         return
-    for lack in needs.lacks:
-        yield broken("machine", lack)
-    if not needs.lacks:
+    for text in needs.missing:
+        yield broken("machine", text)
+    if not needs.missing:
         memory = decimal(memory_size())
         yield ok("machine", f"{core_count()} cores, {memory} of memory: enough for the run")
     if needs.config.trainer.device != "cpu":
-        for setting, module, package in packages(needs.config.actor_rollout_ref.actor.megatron):
+        for setting, module, package in needed_modules(
+            needs.config.actor_rollout_ref.actor.megatron
+        ):
             if _installed(module):
                 yield ok(module, f"installed; {setting} requires {package}")
             else:

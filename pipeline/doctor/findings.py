@@ -37,7 +37,7 @@ class Needs:
     config: RunConfig | None = None
     store_uri: str = DEFAULT_STORE
     device: Device = "cpu"
-    lacks: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
     """What this machine lacks for the run: GPUs, memory, packages, disk space."""
 
     @property

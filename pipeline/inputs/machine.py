@@ -8,7 +8,12 @@ from typing import Any
 
 from rich.filesize import decimal
 
-from pipeline.config.rules.cuda import cpu_engine_problems, cuda_notes, cuda_problems, packages
+from pipeline.config.rules.cuda import (
+    cpu_engine_problems,
+    cuda_notes,
+    cuda_problems,
+    needed_modules,
+)
 from pipeline.config.tree import RunConfig
 from pipeline.device import Device, choose_device, too_few_gpus
 from pipeline.errors import InputError
@@ -141,7 +146,7 @@ def machine_problems(
     return problems
 
 
-def package_notes(config: RunConfig) -> list[str]:
+def needed_notes(config: RunConfig) -> list[str]:
     """Return notes on the packages that settings require on GPUs, and whether they are installed.
 
     These packages are not dependencies of Retrace.
@@ -151,12 +156,12 @@ def package_notes(config: RunConfig) -> list[str]:
     return [
         f"{setting} requires {package} where training ranks run; it is "
         f"{'' if find_spec(module) else 'not '}installed here"
-        for setting, module, package in packages(config.actor_rollout_ref.actor.megatron)
+        for setting, module, package in needed_modules(config.actor_rollout_ref.actor.megatron)
     ]
 
 
 def _missing_packages(config: RunConfig) -> Iterator[str]:
-    for setting, module, package in packages(config.actor_rollout_ref.actor.megatron):
+    for setting, module, package in needed_modules(config.actor_rollout_ref.actor.megatron):
         if find_spec(module) is None:
             yield (
                 f"{setting} requires {package}, but there is no module {module} here; install the "

@@ -16,7 +16,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from pipeline.errors import InputError
 from pipeline.inputs.fetch import fetch_files, remote_names
 from pipeline.inputs.weight_files import check_weights
-from pipeline.model.fields import Config, completed, value_problems
+from pipeline.model.fields import Config, complete, value_problems
 from pipeline.model.shapes import Shapes, shape_problems
 from pipeline.store import is_remote
 from pipeline.store.schemes import REMOTE_URI
@@ -100,7 +100,7 @@ def with_weights(model: ModelFolder) -> ModelFolder:
 
 
 def _place(path: str) -> tuple[Path, str | None]:
-    """Return a model's folder and, for a remote model of which only small files are there, its URI.
+    """Return a model's folder and, for a remote model, its URI.
 
     Raises InputError if there is no such model.
     """
@@ -160,7 +160,7 @@ def _read_config(folder: Path) -> Config:
     config = _read_json(folder, "config.json")
     if problems := value_problems(config):
         raise InputError([f"{_KEY}: config.json {text}" for text in problems])
-    return completed(config)
+    return complete(config)
 
 
 def _read_json(folder: Path, name: str) -> dict[str, Any]:

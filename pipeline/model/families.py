@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.errors import InputError
-from pipeline.model.fields import DEEPSEEK_V3, EXPERT_FIELDS, Config, relation_problems
+from pipeline.model.fields import EXPERT_CHOICE, EXPERT_FIELDS, Config, pair_problems
 from pipeline.model.geometry import Geometry
 
 
@@ -43,7 +43,7 @@ def _deepseek_problems(config: Config) -> Iterator[str]:
     yield from _sigmoid_problems(config, groups=8, of_them=4)
     if not config.get("rope_interleave", True):
         yield "has rope_interleave=False, but Megatron-core's latent attention interleaves"
-    for name, only in DEEPSEEK_V3.items():
+    for name, only in EXPERT_CHOICE.items():
         if (found := config.get(name)) not in (None, only):
             yield f"has {name}={found!r}, but transformers and Megatron-core always use {only!r}"
 
@@ -218,7 +218,7 @@ def training_problems(config: Config) -> list[str]:
                 f"has {field}={found!r}, expected {right}: the trainer would ignore it; use "
                 "a different model"
             )
-    found_wrong = (*family.problems(config), *relation_problems(config))
+    found_wrong = (*family.problems(config), *pair_problems(config))
     problems += [f"{problem}; use a different model" for problem in found_wrong]
     return problems
 

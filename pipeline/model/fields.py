@@ -21,20 +21,20 @@ num_experts to num_local_experts."""
 class Field:
     """The type of a field. Example: Field(int, 1) is a number of at least 1."""
 
-    kind: type
+    kind: type[Any]
     least: int | None = None
     null: bool = False
     """Whether the field may be null."""
-    except_in: tuple[str, ...] = ()
-    """The families in which `null` is reversed."""
+    not_null: tuple[str, ...] = ()
+    """The families in which the field may not be null."""
 
-    def allows(self, value: Any, family: str) -> bool:
+    def accepts(self, value: Any, family: str) -> bool:
         """Return whether a family's field may have a value."""
         if value is None:
-            return self.null is not (family in self.except_in)
+            return self.null and family not in self.not_null
         if self.kind is list:
             return type(value) is list and all(type(item) is int for item in value)
-        return type(value) is self.kind and (self.least is None or value >= self.least)
+        return type(value) is self.kind and (self.least is None or bool(value >= self.least))
 
     def __str__(self) -> str:
         names = {int: "an integer", float: "a number with a decimal point", bool: "true or false"}
@@ -104,11 +104,11 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 as hidden_size, are not listed: a config.json must have them. A flag has the same default wherever
 Retrace reads it."""
 
-DEEPSEEK_V3 = {"topk_method": "noaux_tc", "scoring_func": "sigmoid"}
+EXPERT_CHOICE = {"topk_method": "noaux_tc", "scoring_func": "sigmoid"}
 """How DeepSeek-V3 chooses experts. Without these fields, vLLM would assume DeepSeek-V2."""
 
 
-def completed(config: Config) -> Config:
+def complete(config: Config) -> Config:
     """Return a config with the values that transformers uses for absent and null fields.
 
     Configs of unknown families are returned unchanged.
@@ -126,15 +126,15 @@ def completed(config: Config) -> Config:
     return full
 
 
-def lacking(config: Config) -> dict[str, Any]:
+def missing_fields(config: Config) -> dict[str, Any]:
     """Return fields that vLLM and mbridge read although a config.json may lack them.
 
     The code of transformers computes these fields or has them fixed. Only absent and null fields
     are returned.
     """
-    full = completed(config)
-    fields = DEEPSEEK_V3 if "kv_lora_rank" in full else {"head_dim": full.get("head_dim")}
-    fields = {**fields, "architectures": [architecture(str(config["model_type"]))]}
+    full = complete(config)
+    fields = EXPERT_CHOICE if "kv_lora_rank" in full else {"head_dim": full.get("head_dim")}
+    fields = {**fields, "architectures": [model_name(str(config["model_type"]))]}
     return {
         name: value
         for name, value in fields.items()
@@ -142,7 +142,7 @@ def lacking(config: Config) -> dict[str, Any]:
     }
 
 
-def architecture(family: str) -> str:
+def model_name(family: str) -> str:
     """Return the name of a family's class in transformers and vLLM."""
     return "".join(map(str.capitalize, family.split("_"))) + "ForCausalLM"
 
@@ -158,7 +158,7 @@ def value_problems(config: Config) -> list[str]:
     problems = [
         f"has {name}={cut(value)}, expected {FIELDS[name]}"
         for name, value in config.items()
-        if name in FIELDS and not FIELDS[name].allows(value, family)
+        if name in FIELDS and not FIELDS[name].accepts(value, family)
     ]
     problems += _end_problems(config)
     problems += _rope_problems(config)
@@ -185,11 +185,11 @@ def _rope_problems(config: Config) -> Iterator[str]:
             yield f"has rope_theta={cut(theta)}, expected a positive number"
 
 
-def relation_problems(config: Config) -> Iterator[str]:
+def pair_problems(config: Config) -> Iterator[str]:
     """Yield the pairs of valid values that contradict each other, in the same form."""
     experts = next((config[name] for name in EXPERT_FIELDS if config.get(name) is not None), None)
     groups = config.get("n_group") or 1
-    classes = [architecture(str(config["model_type"]))]
+    classes = [model_name(str(config["model_type"]))]
     if (found := config.get("architectures") or classes) != classes:
         yield f"has architectures={cut(found)}, expected {classes}"
     layers = ["full_attention"] * (config.get("num_hidden_layers") or 0)

@@ -30,7 +30,7 @@ from pipeline.config.rules.overrides import override_problems
 from pipeline.config.rules.transformer_rules import MEGATRON, OVERRIDE, field_problems
 from pipeline.errors import InputError
 from pipeline.model.families import training_problems
-from pipeline.model.fields import completed, lacking, value_problems
+from pipeline.model.fields import complete, missing_fields, value_problems
 
 _log = logging.getLogger(__name__)
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -190,10 +190,10 @@ def _read_config(folder: Path) -> HfConfig:
     # The file itself is checked first, because transformers refuses families that it does not
     # support.
     config = json.loads(path.read_text())
-    problems = value_problems(config) or training_problems(completed(config))
+    problems = value_problems(config) or training_problems(complete(config))
     if not problems:
         hf = AutoConfig.from_pretrained(folder, local_files_only=True)
-        for name, value in lacking(config).items():
+        for name, value in missing_fields(config).items():
             setattr(hf, name, value)
         problems = training_problems(hf.to_dict())
     if problems:

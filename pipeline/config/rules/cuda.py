@@ -123,7 +123,7 @@ def cuda_notes(megatron: Megatron) -> Iterator[str]:
             yield f"{OVERRIDE}.{name}: {value} requires CUDA; on CPU the value is {REPLACED[name]}"
 
 
-def packages(megatron: Megatron) -> Iterator[tuple[str, str, str]]:
+def needed_modules(megatron: Megatron) -> Iterator[tuple[str, str, str]]:
     """Yield the packages that the settings require on GPUs, in addition to those of Retrace.
 
     Each package is a triple: the setting with its value, the module to import, and the name.
@@ -179,9 +179,9 @@ def cpu_engine_problems(
     # Mixtral's config gives the expert width under the key that others use for dense layers.
     width = "moe_intermediate_size" if "moe_intermediate_size" in hf_config else "intermediate_size"
     for name in ("hidden_size", width):
-        found = hf_config.get(name)
-        if isinstance(found, int) and found % _OF_KERNELS:
+        size = hf_config.get(name)
+        if isinstance(size, int) and size % _OF_KERNELS:
             yield (
-                f"{path} {name}={found}, but vLLM's CPU kernels for experts require a multiple of "
+                f"{path} {name}={size}, but vLLM's CPU kernels for experts require a multiple of "
                 f"{_OF_KERNELS}; use another model, or GPUs"
             )

@@ -37,7 +37,7 @@ def gpu_verdict(config: RunConfig, limit: int) -> tuple[Memory, list[str]] | Non
     return memory, memory_problems(config, memory, limit, experts, engines)
 
 
-def lacks(config: RunConfig) -> list[str]:
+def missing(config: RunConfig) -> list[str]:
     """Return what this machine lacks for a run: GPUs, memory, packages and disk space.
 
     Prompts are assumed to have the maximum length. If the device cannot be used at all, or if

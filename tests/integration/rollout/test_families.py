@@ -10,14 +10,17 @@ from vllm.platforms import current_platform
 from operators.rollout.engine import RolloutEngine
 from operators.rollout.types import Request, RolloutError
 from pipeline.config.tree import Rollout
-from pipeline.model import families
+from pipeline.inputs.model_folder import find_model
+from pipeline.model.families import FAMILIES as TRAINED
+from pipeline.model.families import moe_geometry
 from pipeline.run.plan import Sampling
 from pipeline.traces import Geometry
+from tests.exhaustive import sample_or_all
 from tests.integration.rollout.agreement import assert_agrees
 from tests.integration.rollout.generations import assert_same, generate
 from tests.integration.rollout.mixed import mixed_policy
 from tests.integration.rollout.reference import ReferenceModel
-from tests.tiny_models import make_tiny
+from tests.tiny_models import make_own, make_tiny
 
 pytestmark = pytest.mark.integration
 
@@ -44,6 +47,21 @@ def test_a_family_agrees_with_transformers(family, tmp_path):
         with pytest.raises(RolloutError, match="the model has no MoE layers"):
             RolloutEngine(folder, SETTINGS, True, 128, None)
     check_family(family, tmp_path)
+
+
+@pytest.mark.parametrize("family", sample_or_all(("deepseek_v3", "glm4_moe"), tuple(TRAINED)))
+def test_a_model_as_transformers_writes_it_agrees_with_transformers(family, tmp_path):
+    """Its config.json lacks fields that vLLM reads, for example DeepSeek-V3's topk_method."""
+    folder = make_own(tmp_path, family)
+    geometry = moe_geometry(find_model(str(folder)).config)
+    engine = RolloutEngine(folder, SETTINGS, geometry is not None, 128, geometry)
+    asked = [Request(f"{i}", tuple(range(5, 45)), i) for i in range(4)]
+    try:
+        found = generate(engine, asked, SAMPLING)
+        assert_agrees(ReferenceModel(folder), asked, found, SAMPLING.temperature)
+        engine.load(folder, 1)
+    finally:
+        engine.close()
 
 
 def test_latent_attention_runs_in_float32_on_a_processor_with_amx(amx, tmp_path):
@@ -75,7 +93,7 @@ def amx(monkeypatch):
 
 
 def test_vllm_supports_every_family():
-    names = {MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type] for model_type in families.FAMILIES}
+    names = {MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type] for model_type in TRAINED}
     assert names <= set(ModelRegistry.get_supported_archs())
 
 

@@ -12,7 +12,14 @@ import pytest
 
 from tests.integration.torchrun import run_ranks
 from tests.integration.training_model.layouts import LAYOUTS
-from tests.integration.training_model.round_trip import ALONE, CASES, DENSE, EXPORTED, LENGTH
+from tests.integration.training_model.round_trip import (
+    ALONE,
+    CASES,
+    DENSE,
+    EXPORTED,
+    LENGTH,
+    OWN,
+)
 
 pytestmark = pytest.mark.integration
 
@@ -62,6 +69,15 @@ def test_export_is_bit_identical(found, world, layout, case, dtype):
     rate 0 rewrites them from the fp32 masters before the export.
     """
     assert found[world][0][f"{layout}/{case}/{dtype}"]["different"] == []
+
+
+@pytest.mark.parametrize("case", OWN)
+def test_a_model_as_transformers_writes_it_is_loaded_and_exported(found, case):
+    """Its config.json lacks fields that mbridge reads, for example Mixtral's head_dim."""
+    of_rank = found[1][0][f"dp2/{case}/float32"]
+    assert of_rank["different"] == of_rank["wrong_routers"] == []
+    assert of_rank["logits_max"] > 1
+    assert of_rank["logits_error"] < 1e-4
 
 
 @pytest.mark.parametrize(("layout", "case"), EXPORTED)

@@ -279,7 +279,7 @@ def test_all_checks_run_even_after_failures(
 
 
 def test_what_the_machine_lacks_for_the_run_is_broken():
-    [first, second] = checks.check_machine(Needs(QUICKSTART, lacks=("too few GPUs", "no space")))
+    [first, second] = checks.check_machine(Needs(QUICKSTART, missing=("too few GPUs", "no space")))
     assert (first, second) == (broken("machine", "too few GPUs"), broken("machine", "no space"))
     [found] = checks.check_machine(NEEDED)
     assert found.state is State.OK
@@ -297,12 +297,12 @@ def test_packages_that_settings_require_are_reported(name, value, module, monkey
     """verl's examples set these fields. On a machine without GPUs, the package is not needed."""
     key = f"actor_rollout_ref.actor.megatron.override_transformer_config.{name}"
     config = load_config(ROOT / "examples/quickstart.yaml", [f"{key}={value}"]).config
-    for device, installed, state in (
+    for where, installed, state in (
         ("cuda", False, State.BROKEN),
         ("cpu", False, State.ABSENT),
         ("cuda", True, State.OK),
     ):
         monkeypatch.setattr(checks, "_installed", lambda package, here=installed: here)
-        found = {one.name: one for one in checks.check_machine(Needs(config, device=device))}
+        found = {one.name: one for one in checks.check_machine(Needs(config, device=where))}
         assert found[module].state is state
         assert f"{key}={value} requires" in found[module].text

@@ -14,11 +14,11 @@ from pipeline.inputs.machine import (
     Machine,
     machine_notes,
     machine_problems,
-    package_notes,
+    needed_notes,
     this_machine,
 )
 from pipeline.inputs.sizes import verdict
-from pipeline.inputs.sizes.verdict import lacks
+from pipeline.inputs.sizes.verdict import missing
 from pipeline.inputs.writes import estimate
 from tests.unit.inputs.small_inputs import load
 
@@ -140,12 +140,12 @@ def test_packages_that_settings_require_are_named(settings, monkeypatch):
     key = "actor_rollout_ref.actor.megatron.override_transformer_config.moe_enable_deepep"
     config = load(settings, f"{key}=True")
     monkeypatch.setattr(machine, "find_spec", lambda module: None)
-    assert [text.split()[0] for text in package_notes(config)] == [f"{key}=True"]
+    assert [text.split()[0] for text in needed_notes(config)] == [f"{key}=True"]
     [problem] = machine_problems(config, None, NODE)
     assert problem.startswith(f"{key}=True requires DeepEP")
     monkeypatch.setattr(machine, "find_spec", lambda module: module)
     assert machine_problems(config, None, NODE) == []
-    assert package_notes(load(settings)) == []
+    assert needed_notes(load(settings)) == []
 
 
 def test_what_a_machine_lacks_is_found_from_config_json_alone(settings, model, monkeypatch):
@@ -154,15 +154,15 @@ def test_what_a_machine_lacks_is_found_from_config_json_alone(settings, model, m
     only.mkdir()
     shutil.copy(model / "config.json", only)
     path = f"actor_rollout_ref.model.path={only}"
-    assert lacks(load(settings, path)) == []
+    assert missing(load(settings, path)) == []
     monkeypatch.setattr(space, "free_bytes", lambda uri: 1000)
     monkeypatch.setattr(verdict, "this_machine", lambda config: replace(SMALL, memory=1000))
-    memory, disk = lacks(load(settings, path))
+    memory, disk = missing(load(settings, path))
     assert memory.startswith("actor_rollout_ref.model.path: training and rollout of this model")
     assert disk.startswith("store.uri: ")
     monkeypatch.setattr(verdict, "least_gpu_memory", lambda: 1 << 30)
     few = replace(NODE, gpus=1, memory=1000)
     monkeypatch.setattr(verdict, "this_machine", lambda config: few)
-    gpus, gpu_memory, _ = lacks(load(settings, path, "trainer.n_gpus_per_node=4"))
+    gpus, gpu_memory, _ = missing(load(settings, path, "trainer.n_gpus_per_node=4"))
     assert gpus.startswith("GPUs on this machine: 1")
     assert gpu_memory.startswith("trainer: the fullest GPU needs about 4.0 GiB, but has 1.0 GiB")

@@ -10,9 +10,9 @@ from pipeline.model.families import FAMILIES as FAMILY_NAMES
 from pipeline.model.fields import (
     DEFAULTS,
     FIELDS,
-    completed,
-    lacking,
-    relation_problems,
+    complete,
+    missing_fields,
+    pair_problems,
     value_problems,
 )
 from tests.large_models import MODELS, hf_config
@@ -33,7 +33,7 @@ def test_a_value_that_transformers_refuses_is_refused(family):
     for name in sorted(names):
         for value in SAMPLES:
             config = {**shape, name: value}
-            if not value_problems(config) and not any(relation_problems(completed(config))):
+            if not value_problems(config) and not any(pair_problems(complete(config))):
                 fields = {key: item for key, item in config.items() if key != "model_type"}
                 AutoConfig.for_model(family, **fields)
 
@@ -49,7 +49,7 @@ def test_an_absent_field_has_the_default_of_transformers(family):
 def test_published_configs_have_no_problems_and_lack_nothing(model):
     config = hf_config(model)
     assert value_problems(config) == []
-    assert lacking(config) == {}
+    assert missing_fields(config) == {}
 
 
 @pytest.mark.parametrize(
@@ -64,15 +64,15 @@ def test_published_configs_have_no_problems_and_lack_nothing(model):
 def test_fields_that_only_the_code_of_transformers_has_are_added(family, change, expected):
     config = {**FAMILIES[family], **change}
     name = AutoModelForCausalLM._model_mapping[CONFIG_MAPPING[family]].__name__
-    assert lacking(config) == {**expected, "architectures": [name]}
-    assert lacking({**config, "architectures": [name]}) == expected
+    assert missing_fields(config) == {**expected, "architectures": [name]}
+    assert missing_fields({**config, "architectures": [name]}) == expected
 
 
 def test_a_null_number_of_key_value_heads_means_one_for_each_head():
     config = {"model_type": "llama", "num_attention_heads": 4, "num_key_value_heads": None}
-    assert completed(config)["num_key_value_heads"] == 4
+    assert complete(config)["num_key_value_heads"] == 4
     unknown = {"model_type": "another", "num_key_value_heads": None}
-    assert completed(unknown) == unknown
+    assert complete(unknown) == unknown
     assert value_problems(unknown) == []
 
 
@@ -115,5 +115,5 @@ def test_an_impossible_value_is_named(change, named):
     ],
 )
 def test_values_that_contradict_each_other_are_named(family, change, named):
-    [problem] = relation_problems(completed({**FAMILIES[family], **change}))
+    [problem] = pair_problems(complete({**FAMILIES[family], **change}))
     assert problem.startswith(f"has {named}")

@@ -3,7 +3,7 @@
 import pytest
 
 from operators.exits import exit_code
-from operators.loading import LoadError
+from operators.load_errors import LoadError
 from operators.training.errors import ReplayError, UpdateError
 from pipeline.errors import InputError
 from pipeline.exits import CONFIGURATION_ERROR

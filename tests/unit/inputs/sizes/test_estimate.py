@@ -270,7 +270,7 @@ def test_lines_are_printed_for_rank_host_and_engine():
     config = config_of(nodes=1, tp=4, ep=8, override=FULL)
     lines = memory_lines(estimate_memory(config, hf_config("qwen3-30b-a3b")))
     assert [name for name, _ in lines] == ["GPUs", "memory", "host", "engine"]
-    assert lines[0][1] == "9: 8 for training, 1 for rollout"
+    assert lines[0][1] == "16: 8 for training, 8 for rollout"
     text = " ".join(text for _, text in lines)
     assert "on the fullest training GPU: weights 7.5 GiB, gradients 15.0 GiB" in text
     assert "on each training node, for a checkpoint" in text

@@ -4,7 +4,7 @@ import pytest
 import torch
 from huggingface_hub.errors import StrictDataclassFieldValidationError
 
-from operators.loading import LoadError, lasting_errors
+from operators.load_errors import LoadError, lasting_errors
 from operators.rollout.types import RolloutError
 from operators.training.errors import PeerError
 from pipeline.errors import InputError
@@ -49,7 +49,7 @@ def test_an_error_that_would_recur_is_lasting_and_names_its_cause(error: Excepti
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_other_errors_stay_as_they_are(error: Exception):
+def test_other_errors_are_unchanged(error: Exception):
     with pytest.raises(type(error)) as raised, lasting_errors("loading"):
         raise error
     assert raised.value is error
