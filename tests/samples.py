@@ -13,6 +13,7 @@ from pipeline.run import keys
 from pipeline.run.commit import new_write_id
 from pipeline.run.description import RunDescription, StagedInputs, create_description
 from pipeline.run.plan import PlannedPrompt, Sampling, StepPlan, ValidationPlan, Window
+from pipeline.run.prompt_table import StoredPrompts
 from pipeline.store import Store
 from pipeline.traces import (
     Geometry,
@@ -289,6 +290,21 @@ def layers_of(routes: Routes, layers: Sequence[int]) -> Routes:
     return Routes(routes.sets_TLK[:, columns], routes.valid_T)
 
 
+def parquet(table: pa.Table) -> bytes:
+    """Return a table as the content of a Parquet file."""
+    out = io.BytesIO()
+    pq.write_table(table, out)
+    return out.getvalue()
+
+
+def stored_prompts(table: pa.Table, name: str) -> StoredPrompts:
+    """Return a reader of a table of prompts that is in no store."""
+    data = parquet(table)
+    return StoredPrompts(
+        name, len(data), lambda ranges: [data[start : start + length] for start, length in ranges]
+    )
+
+
 def write_run(
     store: Store,
     samples: Sequence[Sample],
@@ -308,15 +324,14 @@ def write_run(
         settings: Further groups of settings.
     """
     prompts = {int(s.prompt_id.split(".")[0]): s.prompt_tokens_P.tolist() for s in samples}
+    rows = range(max(prompts, default=-1) + 1)
     table = pa.table(
         {
-            "prompt_id": pa.array(list(prompts), pa.int64()),
-            "token_ids": pa.array(list(prompts.values()), pa.list_(pa.uint32())),
+            "prompt_id": pa.array(rows, pa.int64()),
+            "token_ids": pa.array([prompts.get(row, []) for row in rows], pa.list_(pa.uint32())),
         }
     )
-    out = io.BytesIO()
-    pq.write_table(table, out)
-    file = put_data(store, keys.input_file("0" * 64, "prompts.parquet"), out.getvalue())
+    file = put_data(store, keys.input_file("0" * 64, "prompts.parquet"), parquet(table))
     files = {}
     if model:
         files["tokenizer.json"] = put_data(

@@ -1,17 +1,17 @@
 """The staged prompts of a run, and the planned samples of a shard."""
 
 import json
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from operators.rollout.types import Request, RolloutError
-from pipeline.run.commit import DataFile, read_data
 from pipeline.run.plan import Plan
-from pipeline.store import Store
+from pipeline.run.prompt_table import StoredPrompts
 from pipeline.traces import planned_id, prompt_id, sampling_seed
+
+
+_COLUMNS = ("token_ids", "data_source", "ground_truth", "extra_info")
 
 
 @dataclass(frozen=True)
@@ -45,41 +45,26 @@ class Wanted:
         return Request(self.id, self.prompt.tokens, self.seed, self.baseline)
 
 
-class Prompts:
-    """The staged prompt table. Columns: token_ids, data_source, ground_truth, extra_info."""
+def read_prompts(table: StoredPrompts, rows: Collection[int]) -> dict[int, Prompt]:
+    """Read the prompts in some rows of a table, keyed by row.
 
-    def __init__(self, table: pa.Table, name: str) -> None:
-        self._table = table
-        self._name = name
-
-    @classmethod
-    def read(cls, store: Store, file: DataFile) -> "Prompts":
-        """Read the table from its staged file. Raises ObjectMissingError, CorruptObjectError."""
-        return cls(pq.read_table(pa.BufferReader(read_data(store, file))), file.key)
-
-    @property
-    def count(self) -> int:
-        """The number of prompts."""
-        return int(self._table.num_rows)
-
-    def prompt(self, row: int) -> Prompt:
-        """Return the prompt in a row of the table. Raises RolloutError if there is no such row."""
-        if not 0 <= row < self._table.num_rows:
-            raise RolloutError(
-                f"{self._name}: the plan names row {row}, expected 0..{self._table.num_rows - 1}: "
-                "the plan was built from different prompts"
-            )
-
-        def value(column: str) -> Any:
-            return self._table[column][row].as_py()
-
-        extra_info = value("extra_info")
-        return Prompt(
-            tokens=tuple(value("token_ids")),
-            data_source=value("data_source"),
-            ground_truth=json.loads(value("ground_truth")),
+    Raises RolloutError if there is no such row. Raises CorruptObjectError and StoreError.
+    """
+    if wrong := [row for row in rows if not 0 <= row < table.rows]:
+        raise RolloutError(
+            f"{table.name}: the plan names row {wrong[0]}, expected 0..{table.rows - 1}: the plan "
+            "was built from different prompts"
+        )
+    found = {}
+    for row in table.read(rows, _COLUMNS).to_pylist():
+        extra_info = row["extra_info"]
+        found[row["prompt_id"]] = Prompt(
+            tokens=tuple(row["token_ids"]),
+            data_source=row["data_source"],
+            ground_truth=json.loads(row["ground_truth"]),
             extra_info={} if extra_info is None else json.loads(extra_info),
         )
+    return found
 
 
 def shards_of(worker: int, workers: int, shards: int) -> list[int]:
@@ -93,7 +78,7 @@ def shards_of(worker: int, workers: int, shards: int) -> list[int]:
     return [shard for shard in range(shards) if shard % workers == worker]
 
 
-def wanted_of(plan: Plan, shard: int, prompts: Prompts) -> list[Wanted]:
+def wanted_of(plan: Plan, shard: int, prompts: StoredPrompts) -> list[Wanted]:
     """Return the planned samples of a shard, in the plan's order.
 
     Args:
@@ -103,10 +88,14 @@ def wanted_of(plan: Plan, shard: int, prompts: Prompts) -> list[Wanted]:
 
     Raises:
         RolloutError: The plan names a row that the prompt table lacks.
+        CorruptObjectError: The table is damaged.
+        StoreError: The table cannot be read.
     """
     found = []
-    for planned in plan.prompts_of(shard):
-        prompt = prompts.prompt(planned.row)
+    of_shard = plan.prompts_of(shard)
+    read = read_prompts(prompts, [planned.row for planned in of_shard])
+    for planned in of_shard:
+        prompt = read[planned.row]
         name = prompt_id(planned.row, planned.epoch)
         for k in range(plan.group_samples):
             id = planned_id(plan, planned, k)

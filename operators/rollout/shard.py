@@ -16,7 +16,7 @@ from typing import Any
 
 from operators.rollout.engine import RolloutEngine
 from operators.rollout.handover import Handover
-from operators.rollout.prompts import Prompts, Wanted, wanted_of
+from operators.rollout.prompts import Wanted, wanted_of
 from operators.rollout.sample_maker import Engine, SampleMaker
 from operators.rollout.scoring import Scorer
 from pipeline import progress
@@ -25,6 +25,7 @@ from pipeline.run import keys
 from pipeline.run.amendments import refuse_amended
 from pipeline.run.commit import Committed, commit, file_list, new_write_id
 from pipeline.run.plan import Plan, Sampling, StepPlan
+from pipeline.run.prompt_table import StoredPrompts
 from pipeline.run.uses import AMENDMENTS
 from pipeline.store import Store
 from pipeline.traces import (
@@ -44,7 +45,7 @@ class Task:
     """A plan with the prompt table that it refers to."""
 
     plan: Plan
-    prompts: Prompts
+    prompts: StoredPrompts
 
     @property
     def name(self) -> str:

@@ -36,7 +36,7 @@ from dataclasses import dataclass, field
 from operators.load_errors import lasting_errors
 from operators.ready import say_ready
 from operators.rollout.engine import RolloutEngine
-from operators.rollout.prompts import Prompts, shards_of
+from operators.rollout.prompts import shards_of
 from operators.rollout.scoring import Scorer
 from operators.rollout.shard import ShardMaker, Task
 from operators.rollout.types import RolloutError
@@ -53,6 +53,7 @@ from pipeline.run.commit import read_data
 from pipeline.run.description import read_created
 from pipeline.run.plan import StepPlan, read_plan
 from pipeline.run.planning import most_sub_plans, policy_version
+from pipeline.run.prompt_table import StoredPrompts
 from pipeline.run.run_config import config_of
 from pipeline.run.wait import wait_for_any
 from pipeline.scoring.code import RewardCode
@@ -71,8 +72,8 @@ class Inputs:
     """The settings in force in the worker's attempt."""
     geometry: Geometry | None
     """The model's geometry; None for a dense model."""
-    prompts: Prompts
-    val_prompts: Prompts | None
+    prompts: StoredPrompts
+    val_prompts: StoredPrompts | None
     """The validation prompts; None if the run does not validate."""
     code: RewardCode
     amendments: int
@@ -311,8 +312,8 @@ def read_inputs(store: Store, attempt: Attempt) -> Inputs:
     return Inputs(
         config=config,
         geometry=run.geometry,
-        prompts=Prompts.read(store, staged.prompts),
-        val_prompts=None if val is None else Prompts.read(store, val),
+        prompts=StoredPrompts.of(store, staged.prompts),
+        val_prompts=None if val is None else StoredPrompts.of(store, val),
         code=code,
         amendments=len(amendments),
     )

@@ -12,9 +12,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from pipeline.config.identity import LAYOUT, differing, input_of
 from pipeline.config.keys import value_at
 from pipeline.config.stored import with_former_values
@@ -22,15 +19,16 @@ from pipeline.config.tree import RunConfig
 from pipeline.errors import InputError
 from pipeline.inputs.checked import CheckedInputs
 from pipeline.inputs.new_run import new_run
-from pipeline.inputs.prompts import PromptTable
+from pipeline.inputs.prompts.table import PromptTable
 from pipeline.inputs.weight_files import digest_of
 from pipeline.rl.custom import CUSTOM
 from pipeline.run import keys
 from pipeline.run.amendments import find_description, read_amendments
-from pipeline.run.commit import DataFile, read_data
+from pipeline.run.commit import DataFile
 from pipeline.run.description import RunDescription, StagedInputs
 from pipeline.run.plan import Plan, StepPlan, read_plan
 from pipeline.run.planning import make_plan, make_validation_plan
+from pipeline.run.prompt_table import StoredPrompts
 from pipeline.run.restarts import restarts
 from pipeline.run.run_config import config_of
 from pipeline.run.uses import first_use, outdated_shards, outdated_text
@@ -116,7 +114,7 @@ def attach(inputs: CheckedInputs) -> Mended | None:
             raise InputError(
                 ["\n  ".join(lines) + "\nrestore the old values, or " + new_run(inputs)]
             )
-    except (StoreError, pa.ArrowException) as error:
+    except StoreError as error:
         raise InputError(
             [f"{where} cannot be read: {error}; or choose a different name"]
         ) from error
@@ -280,16 +278,18 @@ def _changed_table(store: Store, staged: DataFile | None, table: PromptTable | N
         if staged is None and table is None:
             return None
         return f"had {'prompts' if staged else 'none'}, now {'prompts' if table else 'none'}"
-    content = table.to_parquet()
-    if hashlib.sha256(content).hexdigest() == staged.sha256:
+    if staged == table.file:
         return None
-    # Different versions of the Parquet writer may write the same table as different bytes.
-    old = pq.read_table(pa.BufferReader(read_data(store, staged)))
-    if old.equals(table.table):
+    old = StoredPrompts.of(store, staged)
+    counts = f"had {old.rows} prompts, now {table.rows}"
+    was = old.origin
+    if (old.rows_sha256() if was is None else was.rows_sha256) != table.origin.rows_sha256:
+        return f"{counts}, with different content"
+    if was is None or was.same_prompts(table.origin):
         return None
-    return (
-        f"had {old.num_rows} prompts, now {table.table.num_rows}, with different content or tokens"
-    )
+    now = table.origin.recipe
+    changed = sorted(key for key in {*was.recipe, *now} if was.recipe.get(key) != now.get(key))
+    return f"{counts}, with different tokens because of {', '.join(changed)}"
 
 
 def _changed_model(inputs: CheckedInputs, staged: Mapping[str, DataFile]) -> Iterator[str]:

@@ -11,9 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
-import numpy.typing as npt
-
 from pipeline.config.rules.algorithms.critics import schedule_problems
 from pipeline.config.rules.check import config_notes, config_problems, positions_of, rank_notes
 from pipeline.config.rules.pods import InstalledGpus
@@ -22,7 +19,7 @@ from pipeline.errors import InputError
 from pipeline.extras import EXTRAS, need
 from pipeline.inputs.attach import Mended, attach, settings_of_older_run
 from pipeline.inputs.checked import CheckedInputs
-from pipeline.inputs.custom_files import CustomFiles, check_custom_files, unscored_problems
+from pipeline.inputs.custom_files import CustomFiles, check_custom_files
 from pipeline.inputs.machine import check_prefect
 from pipeline.inputs.model_folder import (
     ModelFolder,
@@ -31,11 +28,12 @@ from pipeline.inputs.model_folder import (
     found_folder,
     weight_problems,
 )
-from pipeline.inputs.prompts import (
+from pipeline.inputs.prompts.table import (
     PromptTable,
+    Tokenising,
     filter_notes,
-    read_rows,
-    tokenise_rows,
+    prompt_table,
+    staged_table,
     vocabulary_problems,
 )
 from pipeline.inputs.run_length import with_run_length
@@ -48,11 +46,12 @@ from pipeline.inputs.space import (
     space_problems,
     writes_of,
 )
-from pipeline.inputs.tokenizer import ChatTokenizer, template_notes
+from pipeline.inputs.tokenizer import template_notes
 from pipeline.inputs.weight_files import weights_of_local
 from pipeline.model.families import moe_geometry
 from pipeline.policies.versions import weights_of
 from pipeline.run import keys
+from pipeline.run.amendments import find_description
 from pipeline.run.plan import StepPlan, find_plan
 from pipeline.run.planning import make_plan, make_window
 from pipeline.store import ObjectMissingError, Store, StoreError, is_remote, open_store
@@ -75,7 +74,7 @@ def check_inputs(config: RunConfig, on_cluster: InstalledGpus | None = None) -> 
     model, prompts, val_prompts, custom, store = _parts(config, on_cluster, problems)
     if problems or model is None or prompts is None or custom is None or store is None:
         raise InputError(problems)
-    config, length_notes = with_run_length(config, prompts.table.num_rows, stored)
+    config, length_notes = with_run_length(config, prompts.rows, stored)
     if wrong := list(schedule_problems(config)):
         raise InputError(wrong)
     geometry = moe_geometry(model.config)
@@ -95,6 +94,7 @@ def check_inputs(config: RunConfig, on_cluster: InstalledGpus | None = None) -> 
             *config_notes(config),
             *(rank_notes(config) if on_cluster is None else ()),
             *filter_notes(config.data.truncation, prompts, val_prompts),
+            *dict.fromkeys((*prompts.notes, *(val_prompts.notes if val_prompts else ()))),
             *custom.notes,
             *template_notes(model.folder, config.data.apply_chat_template_kwargs),
         ),
@@ -179,36 +179,50 @@ def _check_prompts(
     problems: list[str],
 ) -> tuple[PromptTable | None, PromptTable | None]:
     # The prompt files are read even without a model, so that all problems are shown together.
-    tokenizer = (
-        _try(problems, partial(ChatTokenizer, folder, config.data.apply_chat_template_kwargs))
-        if folder
-        else None
-    )
     positions = None if hf_config is None else positions_of(hf_config)
+    tokenising = (
+        _try(problems, partial(Tokenising.of, config, folder, positions)) if folder else None
+    )
     tables: list[PromptTable | None] = []
+    earlier = _staged_tables(config)
     for key, files in (
         ("data.train_files", config.data.train_files),
         ("data.val_files", config.data.val_files),
     ):
-        rows = _try(problems, partial(read_rows, key, files, config.data)) if files else None
-        if rows is not None:
-            problems += unscored_problems(config, key, rows)
-        table = None
-        if rows is not None and tokenizer is not None:
-            made = partial(tokenise_rows, key, rows, config.data, tokenizer, positions)
-            table = _try(problems, made)
+        names = [files] if isinstance(files, str) else files or []
+        made = partial(prompt_table, key, names, config, tokenising, earlier.get(key))
+        table = _try(problems, made) if names else None
         if table is not None and hf_config is not None:
             problems += vocabulary_problems(key, table, hf_config)
         tables.append(table)
     prompts, val_prompts = tables
-    if prompts is not None and prompts.table.num_rows < config.data.train_batch_size:
+    if prompts is not None and prompts.rows < config.data.train_batch_size:
+        dropped = prompts.origin.dropped
         problems.append(
             f"data.train_batch_size: found {config.data.train_batch_size}, but data.train_files "
-            f"has {prompts.table.num_rows} prompts"
-            + (f" ({prompts.dropped} overlong ones were dropped)" if prompts.dropped else "")
-            + f"; set it to at most {prompts.table.num_rows}, or add prompts"
+            f"has {prompts.rows} prompts"
+            + (f" ({dropped} overlong ones were dropped)" if dropped else "")
+            + f"; set it to at most {prompts.rows}, or add prompts"
         )
     return prompts, val_prompts
+
+
+def _staged_tables(config: RunConfig) -> dict[str, PromptTable | None]:
+    """Return the tables of prompts that the run uses, keyed by the setting that names the files.
+
+    If the run cannot be read, the result is empty, because `attach` will refuse the run.
+    """
+    try:
+        store = open_store(config.run_uri)
+        run = find_description(store)
+    except StoreError:
+        return {}
+    if run is None:
+        return {}
+    return {
+        "data.train_files": staged_table(store, run.inputs.prompts),
+        "data.val_files": staged_table(store, run.inputs.val_prompts),
+    }
 
 
 def _check_store(config: RunConfig) -> Store:
@@ -281,14 +295,13 @@ def _replay_problems(inputs: CheckedInputs, mended: Mended | None) -> list[str]:
         return []
     key = f"{_REPLAY}.replay_file"
     total = inputs.config.trainer.total_training_steps
-    tokens = _tokens_by_row(inputs)
     step = 0
     try:
         source = open_store(place)
         weights = _weights(inputs, mended, source)
         for step in range(total):
             if inputs.store.size(keys.manifest(step)) is None:
-                check_replay(source, step, _expected(inputs, tokens, step, weights))
+                check_replay(source, step, _expected(inputs, step, weights))
                 _check_sampling(inputs, source, step)
     except ObjectMissingError as error:
         fewer = f"lower trainer.total_training_steps to {step}, or " if step else ""
@@ -359,15 +372,10 @@ def _replay_notes(inputs: CheckedInputs) -> Iterator[str]:
         )
 
 
-def _expected(
-    inputs: CheckedInputs,
-    tokens: Mapping[str, npt.NDArray[np.uint32]],
-    step: int,
-    weights: str | None,
-) -> Expected:
+def _expected(inputs: CheckedInputs, step: int, weights: str | None) -> Expected:
     mode = inputs.config.actor_rollout_ref.actor.router_replay.mode
     return Expected(
-        prompt_tokens=tokens,
+        prompts=inputs.prompts.prompts,
         window=make_window(inputs.config, inputs, step),
         geometry=None if mode == "disabled" else inputs.geometry,
         kind=None if mode == "disabled" else mode,
@@ -378,11 +386,6 @@ def _expected(
 def _plan(inputs: CheckedInputs, step: int) -> StepPlan:
     """Return the plan that this run would publish; its number of shards does not matter here."""
     return make_plan(inputs.config, inputs, step, shards=1)
-
-
-def _tokens_by_row(inputs: CheckedInputs) -> dict[str, npt.NDArray[np.uint32]]:
-    column = inputs.prompts.table["token_ids"].to_pylist()
-    return {str(row): np.asarray(ids, np.uint32) for row, ids in enumerate(column)}
 
 
 def _try(problems: list[str], check: Callable[[], _T]) -> _T | None:

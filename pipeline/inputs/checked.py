@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from pipeline.config.tree import RunConfig
 from pipeline.inputs.model_folder import ModelFolder
-from pipeline.inputs.prompts import PromptTable
+from pipeline.inputs.prompts.table import PromptTable
 from pipeline.inputs.writes import Writes
 from pipeline.store import Store
 from pipeline.traces import Geometry
@@ -39,9 +39,9 @@ class CheckedInputs:
     @property
     def prompt_count(self) -> int:
         """Number of rows in the prompt table."""
-        return int(self.prompts.table.num_rows)
+        return self.prompts.rows
 
     @property
     def val_prompt_count(self) -> int:
         """Number of rows in the validation table; 0 if there is none."""
-        return 0 if self.val_prompts is None else int(self.val_prompts.table.num_rows)
+        return 0 if self.val_prompts is None else self.val_prompts.rows

@@ -13,7 +13,6 @@ from pipeline.config.keys import value_at
 from pipeline.config.tree import CustomRewardFunction, RunConfig
 from pipeline.errors import InputError, LastingError
 from pipeline.inputs.fetch import local_file
-from pipeline.inputs.prompts import Row
 from pipeline.rl.custom import CUSTOM, CustomKind, custom_function
 from pipeline.rl.custom_source import check_source, uses_of
 from pipeline.rl.data_sources import COMPUTE_SCORE, find_scorer
@@ -117,34 +116,28 @@ def _checked(
     return [f"{key}: {note}" for note in notes]
 
 
-def unscored_problems(config: RunConfig, key: str, rows: Sequence[Row]) -> list[str]:
+def unscored_problems(
+    config: RunConfig, key: str, unscored: Sequence[tuple[str, str, int]]
+) -> list[str]:
     """Return one problem for each prompt file that has data sources without a scorer.
 
     Args:
         config: Settings of the run. With a reward file or a replay_file, no scorer is needed, so
             the result is empty.
         key: The setting that names the prompt files.
-        rows: The prompts of these files.
+        unscored: File, data source and number of the prompts for which there was no scorer.
     """
     replay = config.actor_rollout_ref.actor.router_replay
     if config.custom_reward_function is not None or replay.replay_file is not None:
         return []
-    unscored = Counter(
-        (row.file, row.data_source) for row in rows if find_scorer(row.data_source) is None
-    )
-    files = dict.fromkeys(file for file, _ in unscored)
+    found: dict[str, list[str]] = {}
+    for file, source, count in unscored:
+        if find_scorer(source) is None:
+            found.setdefault(file, []).append(f"{source!r} ({count})")
     return [
-        f"{key}: {file} has prompts with {_sources(unscored, file)}, for which there is no "
-        f"built-in scorer; write {COMPUTE_SCORE} into a Python file and set "
-        "custom_reward_function.path (docs/rewards.md lists the data sources with a built-in "
-        "scorer)"
-        for file in files
+        f"{key}: {file} has prompts with data_source {', '.join(sources[:5])}"
+        f"{' and other values' if len(sources) > 5 else ''}, for which there is no built-in "
+        f"scorer; write {COMPUTE_SCORE} into a Python file and set custom_reward_function.path "
+        "(docs/rewards.md lists the data sources with a built-in scorer)"
+        for file, sources in found.items()
     ]
-
-
-def _sources(unscored: Counter[tuple[str, str]], file: str) -> str:
-    found = [
-        f"{source!r} ({count})" for (other, source), count in unscored.items() if other == file
-    ]
-    more = f" and {len(found) - 5} other values" if len(found) > 5 else ""
-    return f"data_source {', '.join(found[:5])}{more}"

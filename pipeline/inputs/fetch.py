@@ -27,6 +27,22 @@ def local_file(key: str, place: str) -> Path:
     return _fetch(key, parent, (name,)) / name
 
 
+def remote_stamp(key: str, place: str) -> str | None:
+    """Return the place, size and time of an object; None for a local file or a missing object.
+
+    If the stamp is unchanged, the content is, so the object need not be fetched again. Raises
+    InputError.
+    """
+    if not is_remote(place):
+        return None
+    parent, _, name = place.rpartition("/")
+    try:
+        found = [info for info in open_store(parent).list(name) if info.key == name]
+    except StoreError as error:
+        raise InputError([f"{key}: {place} cannot be listed: {error}"]) from error
+    return f"{place} {found[0].size} {found[0].modified_s}" if found else None
+
+
 def remote_names(key: str, place: str, patterns: Sequence[str]) -> list[str]:
     """List the objects directly under a URI that match a pattern.
 

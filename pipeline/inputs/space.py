@@ -5,13 +5,12 @@ import shutil
 import tempfile
 from pathlib import Path
 
-import pyarrow.compute as pc
 from rich.filesize import decimal
 
 from pipeline.config.tree import RunConfig
 from pipeline.errors import InputError
 from pipeline.inputs.model_folder import ModelFolder
-from pipeline.inputs.prompts import PromptTable
+from pipeline.inputs.prompts.table import PromptTable
 from pipeline.inputs.writes import Writes, estimate, needed_bytes
 from pipeline.model.geometry import Geometry
 from pipeline.policies.cache import cache_folder
@@ -116,8 +115,7 @@ def writes_of(
     """
     if model.parameters is None:
         return None
-    tokens = pc.mean(pc.list_value_length(prompts.table["token_ids"])).as_py()
-    return estimate(config, geometry, model.parameters, tokens)
+    return estimate(config, geometry, model.parameters, prompts.origin.tokens / prompts.rows)
 
 
 def space_problems(config: RunConfig, writes: Writes | None) -> list[str]:

@@ -23,7 +23,7 @@ from pipeline.inputs.attach import Mended, attach
 from pipeline.inputs.check import check_inputs
 from pipeline.inputs.checked import CheckedInputs
 from pipeline.inputs.model_folder import with_weights
-from pipeline.inputs.prompts import PromptTable
+from pipeline.inputs.prompts.table import PromptTable
 from pipeline.inputs.weight_files import digest_of, weights_of_staged
 from pipeline.model.geometry import Geometry
 from pipeline.policies.versions import refer_policy
@@ -274,7 +274,10 @@ def _stage_model(inputs: CheckedInputs) -> dict[str, DataFile]:
 
 
 def _stage_table(store: Store, table: PromptTable) -> DataFile:
-    return _stage_bytes(store, "prompts.parquet", table.to_parquet())
+    if table.local is not None:
+        with contextlib.suppress(ObjectExistsError):
+            store.create_from_file(table.file.key, table.local.path)
+    return table.file
 
 
 def _stage_bytes(store: Store, name: str, data: bytes) -> DataFile:

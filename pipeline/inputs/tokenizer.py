@@ -20,6 +20,8 @@ _OURS = {
     "return_dict",
 }
 """Arguments of transformers' apply_chat_template that determine the form of its result."""
+_CHANGING = {"the clock (strftime_now)": r"\bstrftime_now\b", "chance (random)": r"\|\s*random\b"}
+"""What makes a chat template render a prompt differently each time, with a pattern to find it."""
 
 
 class ChatTokenizer:
@@ -57,6 +59,9 @@ class ChatTokenizer:
             raise InputError(
                 [f"{_KEY}: the tokenizer in {folder} cannot be used: {error}"]
             ) from error
+        # A tokenizer.json may contain limits of another use, which would cut or pad prompts.
+        self._tokenizer.backend_tokenizer.no_truncation()
+        self._tokenizer.backend_tokenizer.no_padding()
         if self._tokenizer.chat_template is None:
             raise InputError(
                 [
@@ -77,10 +82,20 @@ class ChatTokenizer:
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of texts to which the template has already added special tokens."""
-        ids: list[list[int]] = self._tokenizer(
-            list(texts), add_special_tokens=False, verbose=False
-        )["input_ids"]
-        return ids
+        found = self._tokenizer.backend_tokenizer.encode_batch_fast(
+            list(texts), add_special_tokens=False
+        )
+        return [encoding.ids for encoding in found]
+
+    def notes(self) -> Iterator[str]:
+        """Yield a note if the chat template may render a prompt differently each time."""
+        template = str(self._tokenizer.chat_template)
+        for name, pattern in _CHANGING.items():
+            if re.search(pattern, template):
+                yield (
+                    f"{_KEY}: the chat template depends on {name}; the run keeps the prompts as "
+                    "they were rendered when they were staged"
+                )
 
 
 def template_notes(folder: Path, variables: Mapping[str, Any]) -> Iterator[str]:

@@ -1,19 +1,15 @@
 """Replaying the steps of a recorded set, or of another run, in a run."""
 
-import io
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
-import pyarrow.parquet as pq
 
 from pipeline.model.geometry import Geometry
 from pipeline.policies.versions import weights_of
 from pipeline.run import keys
 from pipeline.run.amendments import description_at
-from pipeline.run.commit import read_data
 from pipeline.run.plan import Window
+from pipeline.run.prompt_table import StoredPrompts
 from pipeline.store import Store
 from pipeline.traces.format.chunks import check_size
 from pipeline.traces.format.digests import token_digest
@@ -39,9 +35,8 @@ _OTHER_WEIGHTS = "actor_rollout_ref.actor.router_replay.replay_other_weights"
 class Expected:
     """The properties that a step of a recorded set must have to be replayed by a run."""
 
-    prompt_tokens: Mapping[str, npt.NDArray[np.uint32]]
-    """Token ids of the staged prompts, keyed by row of the prompt table. The prompt ids '17' and
-    '17.2' both have the key '17'."""
+    prompts: StoredPrompts
+    """The staged prompts. The prompt ids '17' and '17.2' both refer to row 17."""
     window: Window | None
     """The samples that the run may generate in the step; None allows any samples, from any policy
     version."""
@@ -87,6 +82,7 @@ def check_replay(source: Store, step: int, expected: Expected) -> Manifest:
         )
     _check_routes(name, manifest, expected)
     _check_files(source, manifest)
+    tokens = expected.prompts.tokens({_row(id) for id in manifest.rows["prompt_id"].to_pylist()})
     total = manifest.rows["rows_total"].to_pylist()
     valid = manifest.rows["rows_valid"].to_pylist()
     partial = {id for id, *rows in zip(manifest.ids, total, valid, strict=True) if len({*rows}) > 1}
@@ -94,8 +90,8 @@ def check_replay(source: Store, step: int, expected: Expected) -> Manifest:
     for sample in every_sample(source, manifest):
         if expected.kind is not None and sample.id in partial and sample.finish_reason != "abort":
             required[sample.id] = _required_rows(sample)
-        row = sample.prompt_id.split(".")[0]
-        prompt = expected.prompt_tokens.get(row)
+        row = _row(sample.prompt_id)
+        prompt = tokens.get(row)
         if prompt is None:
             raise TraceError(
                 f"{name}: sample {sample.id} has prompt {row}, which is not in this "
@@ -159,19 +155,17 @@ def expected_of(run: Store, step: int, window: Window | None) -> Expected:
     """
     description = description_at(run, step)
     mode = description.setting(_MODE)
-    prompts = description.inputs.prompts
-    table = pq.read_table(io.BytesIO(read_data(run, prompts)), columns=["prompt_id", "token_ids"])
-    tokens = {
-        str(row): np.asarray(ids, np.uint32)
-        for row, ids in zip(*(column.to_pylist() for column in table.columns), strict=True)
-    }
     return Expected(
-        prompt_tokens=tokens,
+        prompts=StoredPrompts.of(run, description.inputs.prompts),
         window=window,
         geometry=None if mode == "disabled" else description.geometry,
         kind=None if mode == "disabled" else mode,
         weights=None,
     )
+
+
+def _row(prompt_id: str) -> str:
+    return prompt_id.partition(".")[0]
 
 
 def _check_planned(name: str, manifest: Manifest, window: Window) -> None:

@@ -5,14 +5,16 @@ The staged table contains the tokens that transformers' own tokenizer produces.
 
 import io
 import json
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 from transformers import AutoTokenizer
 
-from pipeline.inputs.prompts import SCHEMA
+from pipeline.inputs.checked import CheckedInputs
 from pipeline.inputs.stage import prepare
 from pipeline.run.commit import read_data
+from pipeline.run.prompt_table import SCHEMA
 from tests.unit.inputs.small_inputs import (
     check,
     check_error,
@@ -21,6 +23,12 @@ from tests.unit.inputs.small_inputs import (
     verl_rows,
     write_prompts,
 )
+
+
+def column(inputs: CheckedInputs, name: str) -> list[Any]:
+    """Return a column of the training prompts."""
+    table = inputs.prompts
+    return table.prompts.read(range(table.rows), SCHEMA.names[1:])[name].to_pylist()
 
 
 def test_the_staged_table_contains_tokens_and_columns(settings, model):
@@ -60,7 +68,7 @@ def test_columns_may_have_different_names(settings):
 def test_extra_info_may_be_missing(settings):
     rows = [{k: v for k, v in row.items() if k != "extra_info"} for row in verl_rows(10)]
     write_prompts(settings.parent / "train.parquet", rows)
-    assert check(settings).prompts.table["extra_info"].to_pylist() == [None] * 10
+    assert column(check(settings), "extra_info") == [None] * 10
 
 
 @pytest.mark.parametrize(
@@ -168,7 +176,7 @@ def test_prompts_over_the_limit_are_refused_or_dropped(settings):
     assert check(settings, f"data.max_prompt_length={longest}").prompt_count == 10
     inputs = check(settings, limit, "data.filter_overlong_prompts=True")
     assert inputs.prompt_count == 8
-    assert inputs.prompts.table["prompt_id"].to_pylist() == list(range(8))
+    assert column(inputs, "prompt_id") == list(range(8))
     assert inputs.notes == (
         "data.train_files: dropped 2 prompts longer than data.max_prompt_length; 8 are left "
         "(data.filter_overlong_prompts=True)",
@@ -189,10 +197,10 @@ def test_prompts_over_the_limit_are_refused_or_dropped(settings):
 def test_prompts_over_the_limit_are_cut_as_in_verl(settings, side, kept):
     """If the limit is odd, verl's `middle` keeps one more token from the end than from the
     start."""
-    whole = check(settings).prompts.table["token_ids"].to_pylist()
+    whole = column(check(settings), "token_ids")
     inputs = check(settings, "data.max_prompt_length=7", f"data.truncation={side}")
     assert min(map(len, whole)) > 7
-    assert inputs.prompts.table["token_ids"].to_pylist() == [kept(ids) for ids in whole]
+    assert column(inputs, "token_ids") == [kept(ids) for ids in whole]
     assert inputs.notes == (
         f"data.train_files: cut 10 prompts to data.max_prompt_length, at the {side} "
         "(data.truncation)",
@@ -203,5 +211,5 @@ def test_dropping_comes_before_cutting(settings):
     """As in verl, overlong prompts are dropped first, so none remains to be cut."""
     both = ("data.filter_overlong_prompts=True", "data.truncation=left")
     table = check(settings, "data.max_prompt_length=20", *both).prompts
-    assert table.cut == 0
+    assert table.origin.cut == 0
     assert "were dropped" in the_error(settings, "data.max_prompt_length=7", *both)

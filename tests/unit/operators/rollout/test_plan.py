@@ -5,33 +5,35 @@ These tests need no engine.
 
 import json
 from dataclasses import replace
+from functools import cache
 
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from operators.rollout.prompts import Prompts, shards_of, wanted_of
+from operators.rollout.prompts import shards_of, wanted_of
 from operators.rollout.types import RolloutError
 from operators.rollout.worker import first_open_step, version_at_start
 from pipeline.run import keys
 from pipeline.run.plan import PlannedPrompt, Sampling, StepPlan, ValidationPlan
+from pipeline.run.prompt_table import SCHEMA
 from pipeline.store import open_store
 from pipeline.traces import expected_ids, sampling_seed
+from tests.samples import stored_prompts
 
 
+@cache
 def prompts(rows=12):
-    return Prompts(
-        pa.table(
-            {
-                "token_ids": [[2, 10 + row] for row in range(rows)],
-                "data_source": ["sums"] * rows,
-                "ground_truth": [json.dumps({"answer": row}) for row in range(rows)],
-                "extra_info": [None if row % 2 else json.dumps([row]) for row in range(rows)],
-            }
-        ),
-        "inputs/x/prompts.parquet",
-    )
+    columns = {
+        "prompt_id": range(rows),
+        "messages": ["[]"] * rows,
+        "token_ids": [[2, 10 + row] for row in range(rows)],
+        "data_source": ["sums"] * rows,
+        "ground_truth": [json.dumps({"answer": row}) for row in range(rows)],
+        "extra_info": [None if row % 2 else json.dumps([row]) for row in range(rows)],
+    }
+    return stored_prompts(pa.table(columns, SCHEMA), "inputs/x/prompts.parquet")
 
 
 def common(count=7, shards=3, n=2):
