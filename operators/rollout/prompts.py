@@ -10,7 +10,6 @@ from pipeline.run.plan import Plan
 from pipeline.run.prompt_table import StoredPrompts
 from pipeline.traces import planned_id, prompt_id, sampling_seed
 
-
 _COLUMNS = ("token_ids", "data_source", "ground_truth", "extra_info")
 
 

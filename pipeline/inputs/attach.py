@@ -19,7 +19,7 @@ from pipeline.config.tree import RunConfig
 from pipeline.errors import InputError
 from pipeline.inputs.checked import CheckedInputs
 from pipeline.inputs.new_run import new_run
-from pipeline.inputs.prompts.table import PromptTable
+from pipeline.inputs.prompts.token_table import PromptTable
 from pipeline.inputs.weight_files import digest_of
 from pipeline.rl.custom import CUSTOM
 from pipeline.run import keys

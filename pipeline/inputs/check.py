@@ -28,7 +28,7 @@ from pipeline.inputs.model_folder import (
     found_folder,
     weight_problems,
 )
-from pipeline.inputs.prompts.table import (
+from pipeline.inputs.prompts.token_table import (
     PromptTable,
     Tokenising,
     filter_notes,

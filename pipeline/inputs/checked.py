@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from pipeline.config.tree import RunConfig
 from pipeline.inputs.model_folder import ModelFolder
-from pipeline.inputs.prompts.table import PromptTable
+from pipeline.inputs.prompts.token_table import PromptTable
 from pipeline.inputs.writes import Writes
 from pipeline.store import Store
 from pipeline.traces import Geometry

@@ -10,7 +10,7 @@ from rich.filesize import decimal
 from pipeline.config.tree import RunConfig
 from pipeline.errors import InputError
 from pipeline.inputs.model_folder import ModelFolder
-from pipeline.inputs.prompts.table import PromptTable
+from pipeline.inputs.prompts.token_table import PromptTable
 from pipeline.inputs.writes import Writes, estimate, needed_bytes
 from pipeline.model.geometry import Geometry
 from pipeline.policies.cache import cache_folder

@@ -23,7 +23,7 @@ from pipeline.inputs.attach import Mended, attach
 from pipeline.inputs.check import check_inputs
 from pipeline.inputs.checked import CheckedInputs
 from pipeline.inputs.model_folder import with_weights
-from pipeline.inputs.prompts.table import PromptTable
+from pipeline.inputs.prompts.token_table import PromptTable
 from pipeline.inputs.weight_files import digest_of, weights_of_staged
 from pipeline.model.geometry import Geometry
 from pipeline.policies.versions import refer_policy

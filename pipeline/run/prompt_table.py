@@ -150,7 +150,7 @@ class StoredPrompts:
     @property
     def rows(self) -> int:
         """The number of prompts."""
-        return self._firsts[-1]
+        return int(self._firsts[-1])
 
     @property
     def origin(self) -> Origin | None:

@@ -30,7 +30,6 @@ ALIKE = {
     "pods": "the rule about a pod's GPUs; the state of a pod",
     "policies": "the commands; the policies that generated a trace",
     "problems": "problems with settings; problems with stored objects",
-    "prompts": "prompts, checked and tokenised; prompts, read by a rollout worker",
     "rows": "rows written; rows read",
     "tokenizer": "text to tokens before a run; tokens to text after it",
     "training": "parts of a training set: written, read, verified",

@@ -175,7 +175,7 @@ class PromptFile:
             ]
             most = max(most, sum(sizes) // max(1, group.num_rows))
         rows = max(1, min(_BATCH_ROWS, _BATCH_BYTES // most))
-        return self._file.iter_batches(rows, columns=list(columns), use_threads=False)
+        yield from self._file.iter_batches(rows, columns=list(columns), use_threads=False)
 
     def _has_content(self, column: str) -> bool:
         """Return whether a column exists and has a value that is neither null nor empty."""

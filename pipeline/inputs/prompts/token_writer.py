@@ -1,13 +1,13 @@
 """Writes the table of tokenised prompts to a temporary file, a chunk at a time."""
 
-import contextlib
 import hashlib
 import tempfile
 import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -37,12 +37,6 @@ class _Lengths:
     longest_row: str = ""
 
 
-def _close(writer: pq.ParquetWriter, file: IO[bytes]) -> None:
-    with contextlib.suppress(OSError, pa.ArrowException):  # the disk may be full
-        writer.close()
-    file.close()
-
-
 class TokenWriter:
     """Tokenises prompts, and writes each chunk of them as a row group of the table."""
 
@@ -62,15 +56,18 @@ class TokenWriter:
         self._lengths = _Lengths()
         self._rows = self._tokens = self._largest = self._cut = 0
         self._rows_sha256, self._tokens_sha256 = hashlib.sha256(), hashlib.sha256()
-        self._file = tempfile.TemporaryFile()
-        self._writer = pq.ParquetWriter(
-            self._file,
-            SCHEMA,
-            compression="zstd",
-            write_statistics=False,
-            write_page_checksum=True,
-        )
-        weakref.finalize(self, _close, self._writer, self._file)
+        with ExitStack() as opened:
+            self._file = opened.enter_context(tempfile.TemporaryFile())
+            self._writer = opened.enter_context(
+                pq.ParquetWriter(
+                    self._file,
+                    SCHEMA,
+                    compression="zstd",
+                    write_statistics=False,
+                    write_page_checksum=True,
+                )
+            )
+            weakref.finalize(self, opened.pop_all().close)
 
     @property
     def path(self) -> Path:

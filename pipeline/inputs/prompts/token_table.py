@@ -1,4 +1,4 @@
-"""The table of prompts that a run stages: tokenised from prompt files, or staged by an earlier start.
+"""The table of prompts of a run: tokenised from prompt files, or staged by an earlier start.
 
 A start uses the tokens that are already staged if the files and everything that determines the
 tokens are unchanged. So neither a new release of the tokenizer's library nor a chat template that
@@ -34,7 +34,12 @@ _RECIPE = (
     "data.truncation",
 )
 """The settings that determine the rows and tokens of the table."""
-_TOKENIZER_FILES = ("tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "chat_template*")
+_TOKENIZER_FILES = (
+    "tokenizer*.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template*",
+)
 """The files in the model's folder that determine the tokens."""
 _MOST_SOURCES = 1_000
 """Number of data sources without a scorer that are counted."""
@@ -72,7 +77,16 @@ class Tokenising:
 
     @classmethod
     def of(cls, config: RunConfig, folder: Path, positions: int | None) -> Self:
-        """Return the tokenizer in the model's folder. Raises InputError."""
+        """Return the tokenizer in the model's folder.
+
+        Args:
+            config: Settings of the run.
+            folder: The model's folder.
+            positions: The maximum length of the model's samples, in tokens; None if unknown.
+
+        Raises:
+            InputError: The tokenizer cannot be used.
+        """
         files = sorted({file for pattern in _TOKENIZER_FILES for file in folder.glob(pattern)})
         recipe = {key: value_at(config, key) for key in _RECIPE}
         recipe |= {file.name: digest_of(file) for file in files if file.is_file()}
@@ -174,7 +188,7 @@ def _unchanged(key: str, files: Sequence[str], origin: Origin) -> bool:
     if len(files) != len(origin.files):
         return False
     for name, digest, stamp in zip(files, origin.files, origin.stamps, strict=True):
-        if stamp is None or remote_stamp(name) != stamp:
+        if stamp is None or remote_stamp(key, name) != stamp:
             path = local_file(key, name)
             if not path.is_file() or digest_of(path) != digest:
                 return False
