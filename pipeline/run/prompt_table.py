@@ -11,13 +11,11 @@ import io
 import itertools
 import json
 import mmap
-import os
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -105,7 +103,7 @@ def row_bytes(messages: str, source: str, ground_truth: str, extra_info: str | N
 
 
 class StoredPrompts:
-    """A table of prompts in a store or in a local file, read by row."""
+    """A table of prompts in a store or in a temporary file, read by row."""
 
     def __init__(self, name: str, size: int, ranges: ReadRanges) -> None:
         """Read the footer of a table.
@@ -136,16 +134,6 @@ class StoredPrompts:
     def of(cls, store: Store, file: DataFile) -> "StoredPrompts":
         """Return a staged table. Raises StoreError."""
         return cls(file.key, file.size, partial(store.read_ranges, file.key, size=file.size))
-
-    @classmethod
-    def of_file(cls, path: Path) -> "StoredPrompts":
-        """Return the table in a local file. Raises CorruptObjectError."""
-
-        def ranges(wanted: Sequence[tuple[int, int]]) -> list[bytes]:
-            with path.open("rb") as file:
-                return [os.pread(file.fileno(), length, offset) for offset, length in wanted]
-
-        return cls(str(path), path.stat().st_size, ranges)
 
     @property
     def rows(self) -> int:

@@ -228,7 +228,7 @@ def _made(
     origin = writer.finish(read, tokenising.recipe, sources)
     digest, size = sha256_of_file(writer.path), writer.path.stat().st_size
     staged = DataFile(keys.input_file(digest, "prompts.parquet"), size, digest)
-    prompts = StoredPrompts.of_file(writer.path)
+    prompts = StoredPrompts(staged.key, size, writer.ranges)
     return PromptTable(origin, staged, prompts, writer, (*notes, *tokenising.tokenizer.notes()))
 
 

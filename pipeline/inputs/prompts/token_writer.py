@@ -1,6 +1,7 @@
 """Writes the table of tokenised prompts to a temporary file, a chunk at a time."""
 
 import hashlib
+import os
 import tempfile
 import weakref
 from collections.abc import Mapping, Sequence
@@ -73,6 +74,10 @@ class TokenWriter:
     def path(self) -> Path:
         """The path of the temporary file, which has no name, while this object exists."""
         return Path(f"/proc/self/fd/{self._file.fileno()}")
+
+    def ranges(self, wanted: Sequence[tuple[int, int]]) -> list[bytes]:
+        """Return the bytes of each (offset, length) of the file."""
+        return [os.pread(self._file.fileno(), length, offset) for offset, length in wanted]
 
     def add(self, rows: Sequence[Row]) -> None:
         """Tokenise some rows and write those that are kept.
