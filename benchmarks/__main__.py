@@ -42,6 +42,7 @@ PROGRAMS = {
     "store": Program(("store",), needs="minio"),
     "policies": Program(("policies",), needs="minio"),
     "manifest": Program(("manifest",)),
+    "prompts": Program(("prompts",)),
     "codings": Program(("codings",)),
     "training": Program(("training",), threads=1),
     "replay": Program(("replay",), threads=1),
