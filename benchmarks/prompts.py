@@ -41,7 +41,7 @@ def write_file(path: Path, prompts: int, unique: int) -> None:
     Args:
         path: The file.
         prompts: The number of rows.
-        unique: The number of different prompts.
+        unique: How many of them differ.
     """
     with pq.ParquetWriter(path, _rows([0]).schema, compression="zstd") as writer:
         for first in range(0, prompts, 10_000):
@@ -67,7 +67,7 @@ def tokenise_alone(prompts: int, unique: int) -> int:
 
     Args:
         prompts: The number of prompts.
-        unique: The number of different prompts, each of which is tokenised once.
+        unique: How many of them differ; each of these is tokenised once.
     """
     tokenizer = Tokenizer.from_file(str(EXAMPLE / "addition/model/tokenizer.json"))
     texts = list(map(text_of, range(min(prompts, unique))))
@@ -96,7 +96,7 @@ def measure(prompts: int, unique: int) -> dict[str, Phase]:
 
     Args:
         prompts: The number of prompts.
-        unique: The number of different prompts.
+        unique: How many of them differ.
     """
     FOLDER.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=FOLDER) as scratch:

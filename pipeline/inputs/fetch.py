@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pipeline.errors import InputError
 from pipeline.scratch import scratch_folder
-from pipeline.store import ObjectMissingError, StoreError, is_remote, open_store
+from pipeline.store import ObjectMissingError, RefusedError, StoreError, is_remote, open_store
 from pipeline.store.download import downloaded
 from pipeline.store.schemes import REMOTE_URI
 
@@ -28,16 +28,18 @@ def local_file(key: str, place: str) -> Path:
 
 
 def remote_stamp(key: str, place: str) -> str | None:
-    """Return the place, size and time of an object; None for a local file or a missing object.
+    """Return the place, size and time of an object; None for a local file.
 
-    If the stamp is unchanged, the content is, so the object need not be fetched again. Raises
-    InputError.
+    If the stamp is unchanged, the content is, so the object need not be fetched again. The result
+    is also None if the object is missing or may not be listed. Raises InputError.
     """
     if not is_remote(place):
         return None
     parent, _, name = place.rpartition("/")
     try:
         found = [info for info in open_store(parent).list(name) if info.key == name]
+    except RefusedError:
+        return None  # to list objects, more permissions are needed than to read them
     except StoreError as error:
         raise InputError([f"{key}: {place} cannot be listed: {error}"]) from error
     return f"{place} {found[0].size} {found[0].modified_s}" if found else None

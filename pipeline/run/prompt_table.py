@@ -194,7 +194,7 @@ class StoredPrompts:
     def _rows_of(
         self, wanted: Mapping[int, list[int]], columns: Sequence[str]
     ) -> Iterator[pa.Table]:
-        """Yield the wanted rows of a few row groups."""
+        """Yield rows of a few row groups, which `wanted` lists."""
         ranges = [self._range(group, columns) for group in wanted]
         # Only the pages of memory that contain these ranges exist.
         sparse = mmap.mmap(-1, self._size, _SPARSE)

@@ -106,17 +106,17 @@ def prompt_table(
         key: The setting that names the files.
         files: The files.
         config: Settings of the run.
-        tokenising: The tokenizer and what else determines the tokens; None if the model has
+        tokenising: The tokenizer and everything that determines the tokens; None if the model has
             problems. The files are checked nevertheless.
         staged: The table that the run uses; None if the run is new.
 
     Returns:
-        The table; None without a tokenizer.
+        The table; None if `tokenising` is None.
 
     Raises:
         InputError: The files or their rows have problems, the chat template refuses a prompt,
-            prompts are longer than `data.max_prompt_length` and neither filtered nor cut, or there
-            is no scorer for them. The error lists the problems with all files.
+            prompts are longer than `data.max_prompt_length` and neither filtered nor cut, or
+            they have no scorer. The error lists the problems with all files.
     """
     if staged is not None and tokenising is not None:
         was = staged.origin

@@ -57,7 +57,7 @@ def test_the_form_of_a_file_does_not_matter(settings, change, options):
 
 
 def test_a_chunk_and_a_batch_are_short_if_rows_are_large(settings, monkeypatch):
-    """The limits are in characters and bytes, and a row that exceeds them is a chunk of its own."""
+    """The limits are in characters and bytes, and a row that exceeds them ends its chunk."""
     monkeypatch.setattr(prompt_file, "CHUNK_CHARACTERS", 5_000)
     monkeypatch.setattr(prompt_file, "_BATCH_BYTES", 10_000)
     rows = verl_rows(40)
@@ -147,7 +147,7 @@ def test_unread_columns_are_noted_when_prompts_are_staged(settings):
     assert check(settings).notes == (), "the prompts are staged already"
 
 
-def test_only_damage_is_mended_by_fetching_the_file_again(settings, monkeypatch):
+def test_only_damage_is_repaired_by_fetching_the_file_again(settings, monkeypatch):
     """Other errors name their own fix, or the system's reason."""
     path = settings.parent / "train.parquet"
     content = bytearray(path.read_bytes())

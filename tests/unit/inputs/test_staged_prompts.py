@@ -1,5 +1,6 @@
 """A run keeps its staged prompts while the files and what determines the tokens are unchanged."""
 
+import os
 import shutil
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.errors import InputError
+from pipeline.inputs import fetch
 from pipeline.inputs.attach import attach
 from pipeline.inputs.prompts.token_writer import TokenWriter
 from pipeline.inputs.stage import prepare, stage
@@ -157,3 +159,29 @@ def test_a_data_source_needs_a_scorer_also_at_a_later_start(settings):
     assert [tuple(source) for source in origin.unscored] == [(path, "add", 10)]
     with pytest.raises(InputError, match=r"data_source 'add' \(10\), for which there is no"):
         check(settings, "custom_reward_function=null")
+
+
+def test_a_remote_file_is_fetched_only_if_it_may_have_changed(
+    settings, tmp_path, monkeypatch, no_tokens
+):
+    """A folder stands in for a bucket. A new time with the same content changes nothing."""
+    fetched: list[str] = []
+    real = fetch._fetch.__wrapped__
+
+    def fetches(key, place, names):
+        fetched.extend(names)
+        return real(key, place, names)
+
+    monkeypatch.setattr(fetch, "_fetch", fetches)
+    monkeypatch.setattr(fetch, "is_remote", lambda place: place.endswith("train.parquet"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    run = prepare(load(settings))
+    use(run.store)
+    assert set(fetched) == {"train.parquet"}
+    no_tokens()
+    fetched.clear()
+    assert prepare(load(settings)).amended is None
+    assert fetched == []
+    os.utime(settings.parent / "train.parquet", (1, 1))
+    assert prepare(load(settings)).amended is None
+    assert fetched == ["train.parquet"]
