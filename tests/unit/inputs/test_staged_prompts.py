@@ -164,7 +164,7 @@ def test_a_data_source_needs_a_scorer_also_at_a_later_start(settings):
 def test_a_remote_file_is_fetched_only_if_it_may_have_changed(
     settings, tmp_path, monkeypatch, no_tokens
 ):
-    """A folder stands in for a bucket. A new time with the same content changes nothing."""
+    """A folder takes the place of a bucket. A new time with the same content changes nothing."""
     fetched: list[str] = []
     real = fetch._fetch.__wrapped__
 
