@@ -36,7 +36,7 @@ from dataclasses import dataclass, field
 from operators.load_errors import lasting_errors
 from operators.ready import say_ready
 from operators.rollout.engine import RolloutEngine
-from operators.rollout.prompts import shards_of
+from operators.rollout.prompts import read_prompts, shards_of
 from operators.rollout.scoring import Scorer
 from operators.rollout.shard import ShardMaker, Task
 from operators.rollout.types import RolloutError
@@ -325,7 +325,7 @@ def _try_reward(inputs: Inputs) -> None:
     A flow in a pod does not try it, because it may lack the function's packages and API keys.
     """
     config = inputs.config
-    prompts = {row: inputs.prompts.prompt(row) for row in tried_rows(inputs.prompts.count)}
+    prompts = read_prompts(inputs.prompts, tried_rows(inputs.prompts.rows))
     questions = [
         Question(row, one.data_source, one.ground_truth, one.extra_info)
         for row, one in prompts.items()

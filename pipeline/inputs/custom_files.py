@@ -4,7 +4,6 @@ Without a reward file, the built-in scorers for the prompts' data sources score 
 that case, the checks also find prompts with a data source that no scorer covers.
 """
 
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

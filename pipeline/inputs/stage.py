@@ -123,24 +123,20 @@ def try_staged_reward(inputs: CheckedInputs) -> str | None:
     code = RewardCode(None)
     if function is not None:
         code = RewardCode(inputs.reward, function.name, function.reward_kwargs)
-    questions = [_question(inputs, row) for row in tried_rows(inputs.prompt_count)]
+    columns = ("data_source", "ground_truth", "extra_info")
+    rows = inputs.prompts.prompts.read(tried_rows(inputs.prompt_count), columns)
+    questions = [_question(**row) for row in rows.to_pylist()]
     try:
         return try_reward(code, questions, config.reward.timeout_s, config.launch.start_timeout_s)
     except RewardError as error:
         raise InputError([f"custom_reward_function.path: {error}"]) from error
 
 
-def _question(inputs: CheckedInputs, row: int) -> Question:
-    def value(column: str) -> Any:
-        return inputs.prompts.table[column][row].as_py()
-
-    extra_info = value("extra_info")
-    return Question(
-        row,
-        value("data_source"),
-        json.loads(value("ground_truth")),
-        {} if extra_info is None else json.loads(extra_info),
-    )
+def _question(
+    prompt_id: int, data_source: str, ground_truth: str, extra_info: str | None
+) -> Question:
+    extra = {} if extra_info is None else json.loads(extra_info)
+    return Question(prompt_id, data_source, json.loads(ground_truth), extra)
 
 
 def stage(inputs: CheckedInputs, fence: Fence | None = None) -> StagedRun:

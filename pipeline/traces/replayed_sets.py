@@ -1,8 +1,10 @@
 """Replaying the steps of a recorded set, or of another run, in a run."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from pipeline.model.geometry import Geometry
 from pipeline.policies.versions import weights_of

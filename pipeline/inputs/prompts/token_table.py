@@ -32,6 +32,7 @@ _RECIPE = (
     "data.max_prompt_length",
     "data.filter_overlong_prompts",
     "data.truncation",
+    "data.apply_chat_template_kwargs",
 )
 """The settings that determine the rows and tokens of the table."""
 _TOKENIZER_FILES = (
@@ -90,7 +91,7 @@ class Tokenising:
         files = sorted({file for pattern in _TOKENIZER_FILES for file in folder.glob(pattern)})
         recipe = {key: value_at(config, key) for key in _RECIPE}
         recipe |= {file.name: digest_of(file) for file in files if file.is_file()}
-        return cls(ChatTokenizer(folder), recipe, positions)
+        return cls(ChatTokenizer(folder, config.data.apply_chat_template_kwargs), recipe, positions)
 
 
 def prompt_table(
