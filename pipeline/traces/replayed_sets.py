@@ -216,7 +216,8 @@ def _required_rows(sample: Sample) -> npt.NDArray[np.bool_]:
     unknown.
     """
     prompt_P = np.ones(len(sample.prompt_tokens_P), np.bool_)
-    return np.concatenate([prompt_P, sample.loss_mask_G])[:-1]
+    required_S: npt.NDArray[np.bool_] = np.concatenate([prompt_P, sample.loss_mask_G])
+    return required_S[:-1]
 
 
 def _check_known(

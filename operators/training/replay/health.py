@@ -225,7 +225,8 @@ def _with_totals(sets_NLPC: Counts) -> Counts:
 
 def _shares(counts_C: Counts) -> Shares:
     """Return the shares of different and of foreign sets; 0 without sets."""
-    return counts_C[..., 1:] / np.maximum(counts_C[..., :1], 1)
+    shares_S: Shares = counts_C[..., 1:] / np.maximum(counts_C[..., :1], 1)
+    return shares_S
 
 
 def _limits(sets_NLPC: Counts, floor: float) -> Shares:
@@ -252,7 +253,8 @@ def _evidence(counts_C: Counts, limits_S: Shares) -> Shares:
     shares_S = _shares(counts_C)
     with np.errstate(divide="ignore", invalid="ignore"):
         nats_S = _entropy(shares_S, limits_S) + _entropy(1.0 - shares_S, 1.0 - limits_S)
-    return np.where(shares_S > limits_S, nats_S * counts_C[..., :1], 0.0).max(axis=-1)
+    nats: Shares = np.where(shares_S > limits_S, nats_S * counts_C[..., :1], 0.0).max(axis=-1)
+    return nats
 
 
 def _entropy(shares_S: Shares, limits_S: Shares) -> Shares:
