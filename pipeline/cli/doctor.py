@@ -1,11 +1,15 @@
 """`retrace doctor`: check whether this machine or pod meets the requirements of a run."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pipeline.errors import InputError
+from pipeline.extras import need
+
+if TYPE_CHECKING:
+    from pipeline.config.tree import RunConfig
 
 
 def doctor(
@@ -30,7 +34,6 @@ def doctor(
     from pipeline.config.reading.load import load_config
     from pipeline.doctor.checks import all_checks
     from pipeline.doctor.findings import Needs, State
-    from pipeline.inputs.sizes.verdict import missing
     from pipeline.store.settings import use_settings
 
     needs = Needs()
@@ -38,7 +41,7 @@ def doctor(
         if what is not None and Path(what).suffix in (".yaml", ".yml"):
             config = load_config(what, overrides or ()).config
             use_settings(config.store)
-            needs = Needs(config, config.store.uri, missing=tuple(missing(config)))
+            needs = Needs(config, config.store.uri, missing=_missing(config))
         elif overrides:
             raise InputError(
                 [f"{what}: not a settings file; name a CONFIG.yaml before {overrides[0]}"]
@@ -53,3 +56,14 @@ def doctor(
         typer.echo(finding)
         failed += finding.state is State.BROKEN
     raise typer.Exit(1 if failed else 0)
+
+
+def _missing(config: "RunConfig") -> tuple[str, ...]:
+    """Return what this machine lacks for the run; nothing in a pod without the flow's packages."""
+    try:
+        need("flow", "a run")
+    except InputError:
+        return ()  # the check of the versions reports it
+    from pipeline.inputs.sizes.verdict import missing
+
+    return tuple(missing(config))
