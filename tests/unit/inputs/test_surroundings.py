@@ -74,6 +74,7 @@ SILENT = Silent()
         f"https://127.0.0.1:{SILENT.port}",
         "http://store.invalid:9000",
     ],
+    ids=["refused", "silent", "silent-tls", "unknown"],  # all processes collect the same names
 )
 def test_a_server_that_does_not_answer_is_asked_once(
     settings, monkeypatch: pytest.MonkeyPatch, endpoint: str
