@@ -23,12 +23,11 @@ from pipeline.rl.mismatch import Mismatch, total_mismatch
 
 _FALSE_ALARM = 1e-6
 """Maximum probability that a step with correct routes is refused by chance."""
-FOREIGN_SHARE, FOREIGN_OF_STEP = 0.05, 0.01
+FOREIGN_SHARE, FOREIGN_OF_STEP = 0.05, 0.005
 """Maximum share of foreign sets: in a layer or in a part of a sample, and in all layers of the
 step."""
-AGREEMENT_SHARE = 0.5
-"""Minimum agreement of a part of a sample, as a share of the agreement that is usual in the step.
-"""
+AGREEMENT_SHARE = 0.7
+"""Minimum agreement of a part of a sample in all layers, as a share of the usual agreement."""
 _INDEPENDENT = 4
 """Maximum number of layers that count as independent evidence on a row."""
 KL_FACTOR, KL_MARGIN, KL_SUM = 10.0, 1e-3, 0.5
@@ -165,7 +164,8 @@ def judge(of_ranks: Sequence[Evidence], floor: float) -> Health:
     weights_L1[-1] = min(_INDEPENDENT / len(layers), 1.0)
     nats_LP = _evidence(sets_LPC, of_step_LS[:, None]) * weights_L1
     nats_NLP = _evidence(sets_NLPC, of_samples_LPS) * weights_L1
-    nats_B = _evidence(block_BC, of_samples_LPS[-1, -1]) * weights_L1[-1]
+    of_block_S = np.array([1.0, FOREIGN_SHARE])
+    nats_B = _evidence(block_BC, of_block_S) * weights_L1[-1]
     enough = math.log(2 * (nats_LP.size + nats_NLP.size + nats_B.size) / _FALSE_ALARM)
 
     names, ids = [*layers, None], [*samples]
@@ -181,7 +181,7 @@ def judge(of_ranks: Sequence[Evidence], floor: float) -> Health:
     for row in np.flatnonzero(nats_B > enough):
         n, b = places[row]
         place = (None, ids[n], f"rows {b * BLOCK}..{b * BLOCK + BLOCK - 1}")
-        of_samples.append((nats_B[row], _finding(place, block_BC[row], of_samples_LPS[-1, -1])))
+        of_samples.append((nats_B[row], _finding(place, block_BC[row], of_block_S)))
     of_layer, of_sample = _lowest(sets_NLPC)
     return Health(
         layers=_strongest(of_layers),
@@ -234,13 +234,15 @@ def _limits(sets_NLPC: Counts, floor: float) -> Shares:
 
     A changed policy lowers the agreement of all samples, so a sample is compared with the upper
     quartile over the samples. The quartile is right even if the routes of most samples are wrong.
+    In a single layer, agreement has no limit: if a response repeats a token whose experts have
+    nearly equal scores, none of its sets may agree in this layer.
     """
-    limits_LPS = np.full((*sets_NLPC.shape[1:3], 2), FOREIGN_SHARE)
+    limits_LPS = np.full((*sets_NLPC.shape[1:3], 2), (1.0, FOREIGN_SHARE))
     for p in range(len(_PARTS)):
-        some_N = sets_NLPC[:, -1, p, 0] > 0
-        agreement_NL = 1.0 - _shares(sets_NLPC[some_N, :, p])[..., 0]
-        usual_L = np.quantile(agreement_NL, 0.75, axis=0) if some_N.any() else 0.0
-        limits_LPS[:, p, 0] = 1.0 - np.maximum(AGREEMENT_SHARE * usual_L, floor)
+        all_NC = sets_NLPC[:, -1, p]
+        agreement_N = 1.0 - _shares(all_NC[all_NC[:, 0] > 0])[:, 0]
+        usual = float(np.quantile(agreement_N, 0.75)) if len(agreement_N) else 0.0
+        limits_LPS[-1, p, 0] = 1.0 - max(AGREEMENT_SHARE * usual, floor)
     return limits_LPS
 
 

@@ -88,7 +88,8 @@ def test_a_step_is_exported_for_slime(exported):
         assert found["rollout_log_probs"] == logprobs.tolist()
         assert found["reward"] == (sample.reward or 0.0)
         assert found["remove_sample"] == (sample.reward is None or not valid.all())
-        assert found["status"] == {"stop": "completed", "length": "truncated"}[sample.finish_reason]
+        statuses = {"stop": "completed", "length": "truncated", "abort": "aborted"}
+        assert found["status"] == statuses[sample.finish_reason]
 
 
 def test_num_layers_is_only_for_the_formats_of_verl_and_slime(exported, tmp_path):
