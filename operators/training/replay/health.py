@@ -114,7 +114,7 @@ class Health:
             if findings:
                 more = "; ..." if len(findings) > _SHOWN else ""
                 listed = "; ".join(map(str, findings[:_SHOWN]))
-                found.append(f"{len(findings)} {name}: {listed}{more}")
+                found.append(f"{name} ({len(findings)}): {listed}{more}")
         if self.kl is not None:
             replayed, native = self.kl
             found.append(
