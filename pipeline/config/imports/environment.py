@@ -11,13 +11,13 @@ import yaml
 from pipeline.config.imports.script import TrainerCommand, written_value
 from pipeline.config.imports.sort import SortedSettings
 
-_SET = "if it is still needed, set it for `retrace run` (on Kubernetes: {})"
+_SET = "if it is still needed, set it for `retrace run`; on Kubernetes, in {}"
 _UNREAD = "environment variable; no process of Retrace reads it, or Retrace sets it itself"
 _OWN = "environment variable that the script itself reads; rewards do not receive it"
 _REWARD = (
     "the reward function of a verl job may read it; here, rewards receive only variables whose "
     "names begin with REWARD_: if the reward function reads it, rename it and set it for `retrace "
-    "run` (on Kubernetes: rollout.env)"
+    "run`; on Kubernetes, in rollout.env"
 )
 _REACHES = {
     _UNREAD: (
