@@ -4,7 +4,6 @@ The checks do not write into the run and do not start anything. Every input is c
 another one has problems, so that all problems are shown together.
 """
 
-import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from functools import partial
@@ -20,6 +19,7 @@ from pipeline.extras import EXTRAS, need
 from pipeline.inputs.attach import Mended, attach, settings_of_older_run
 from pipeline.inputs.checked import CheckedInputs
 from pipeline.inputs.custom_files import CustomFiles, check_custom_files
+from pipeline.inputs.fetch import greet_servers
 from pipeline.inputs.machine import check_prefect
 from pipeline.inputs.model_folder import (
     ModelFolder,
@@ -55,7 +55,6 @@ from pipeline.run.amendments import find_description
 from pipeline.run.plan import StepPlan, find_plan
 from pipeline.run.planning import make_plan, make_window
 from pipeline.store import ObjectMissingError, Store, StoreError, is_remote, open_store
-from pipeline.store.schemes import greet
 from pipeline.traces import Expected, TraceError, check_replay, names_weights
 
 _T = TypeVar("_T")
@@ -69,7 +68,7 @@ def check_inputs(config: RunConfig, on_cluster: InstalledGpus | None = None) -> 
     machine. Raises InputError, which lists all problems.
     """
     problems: list[str] = []
-    _greet_servers(config)
+    greet_servers(config)
     config, stored, former_notes = settings_of_older_run(config)
     model, prompts, val_prompts, custom, store = _parts(config, on_cluster, problems)
     if problems or model is None or prompts is None or custom is None or store is None:
@@ -117,25 +116,9 @@ def part_problems(config: RunConfig) -> list[str]:
     assumes that the workers run on this machine.
     """
     problems: list[str] = []
-    _greet_servers(config)
+    greet_servers(config)
     _parts(config, None, problems)
     return problems
-
-
-def _greet_servers(config: RunConfig) -> None:
-    """Find servers of remote places that do not answer, so that the check waits for each once."""
-    data, actor = config.data, config.actor_rollout_ref
-    replay = actor.actor.router_replay
-    places = [config.store.uri, actor.model.path, replay.record_file, replay.replay_file]
-    if config.custom_reward_function is not None:
-        places.append(config.custom_reward_function.path)
-    for files in (data.train_files, data.val_files):
-        places += [files] if isinstance(files, str) else files or []
-    remote = [place for place in places if place is not None and is_remote(place)]
-    # All places of a scheme have the same server.
-    for place in {place.partition(":")[0]: place for place in remote}.values():
-        with contextlib.suppress(StoreError):  # reported with the setting
-            greet(place)
 
 
 def _parts(

@@ -5,6 +5,7 @@ given as URIs of remote stores. The flow reads them with the credentials and end
 store.
 """
 
+import contextlib
 import functools
 import hashlib
 import tempfile
@@ -12,11 +13,28 @@ from collections.abc import Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 
+from pipeline.config.tree import RunConfig
 from pipeline.errors import InputError
 from pipeline.scratch import scratch_folder
 from pipeline.store import ObjectMissingError, RefusedError, StoreError, is_remote, open_store
 from pipeline.store.download import downloaded
-from pipeline.store.schemes import REMOTE_URI
+from pipeline.store.schemes import REMOTE_URI, greet
+
+
+def greet_servers(config: RunConfig) -> None:
+    """Find servers of remote places that do not answer, so that the check waits for each once."""
+    data, actor = config.data, config.actor_rollout_ref
+    replay = actor.actor.router_replay
+    places = [config.store.uri, actor.model.path, replay.record_file, replay.replay_file]
+    if config.custom_reward_function is not None:
+        places.append(config.custom_reward_function.path)
+    for files in (data.train_files, data.val_files):
+        places += [files] if isinstance(files, str) else files or []
+    remote = [place for place in places if place is not None and is_remote(place)]
+    # All places of a scheme have the same server.
+    for place in {place.partition(":")[0]: place for place in remote}.values():
+        with contextlib.suppress(StoreError):  # reported with the setting
+            greet(place)
 
 
 def local_file(key: str, place: str) -> Path:
