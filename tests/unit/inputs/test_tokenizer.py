@@ -32,7 +32,10 @@ OFF = "+data.apply_chat_template_kwargs.enable_thinking=False"
 
 def tokens(inputs):
     tables = (inputs.prompts, inputs.val_prompts)
-    return [table.table["token_ids"].to_pylist() for table in tables]
+    return [
+        table.prompts.read(range(table.rows), ["token_ids"])["token_ids"].to_pylist()
+        for table in tables
+    ]
 
 
 @pytest.fixture
