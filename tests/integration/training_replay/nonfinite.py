@@ -38,7 +38,7 @@ CASES: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
     "four": ({}, (0, 1, 2, 3)),
     "not allowed": ({"skip_nonfinite": False}, (0,)),
     "empty": ({}, (0, 1, 2, 3)),
-    WITHOUT_ADVANTAGE: ({"weight_decay": 0.1}, ()),
+    WITHOUT_ADVANTAGE: ({"weight_decay": 10.0}, ()),
 }
 """For each case: optimizer settings, and the mini-batches (of 4) with the fault."""
 

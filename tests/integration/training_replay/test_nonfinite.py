@@ -55,7 +55,7 @@ def test_a_mini_batch_without_tokens_is_skipped(found: dict[str, Any], layout: s
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_mini_batch_without_advantages_is_not_skipped(found: dict[str, Any], layout: str):
-    """As in verl, weight decay and momentum change the weights although the gradient is 0."""
+    """As in verl, weight decay changes the weights although the gradient is 0."""
     result = found[f"{layout}: {WITHOUT_ADVANTAGE}"]
     assert (result["error"], result["touched"]) == (None, True)
     metrics = result["metrics"]
