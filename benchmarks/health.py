@@ -31,7 +31,7 @@ from pipeline.policies.fetch import fetch_policy
 from pipeline.rl.mismatch import Mismatch
 from pipeline.run import keys
 from pipeline.run.amendments import description_now
-from pipeline.run.run_config import config_of
+from pipeline.run.attempts import config_of
 from pipeline.store import open_store
 from pipeline.traces import Routes, open_manifest
 

@@ -31,7 +31,7 @@ def log_files(run: str | Path) -> list[Path]:
     # Imported here because readers of traces do not need pydantic or YAML.
     from pipeline.config.reading.load import load_config
     from pipeline.report.folders import NoLogsError, log_folder
-    from pipeline.run.run_config import config_of
+    from pipeline.run.attempts import config_of
 
     if Path(run).suffix in (".yaml", ".yml") and "://" not in str(run) and not Path(run).is_dir():
         if not Path(run).exists():

@@ -48,13 +48,12 @@ from pipeline.policies.prefetch import Prefetch
 from pipeline.policies.weights import Tensor
 from pipeline.run import keys
 from pipeline.run.amendments import amended, read_amendments
-from pipeline.run.attempts import Attempt, in_force, read_attempt
+from pipeline.run.attempts import Attempt, config_of, in_force, read_attempt
 from pipeline.run.commit import read_data
 from pipeline.run.description import read_created
 from pipeline.run.plan import StepPlan, read_plan
 from pipeline.run.planning import most_sub_plans, policy_version
 from pipeline.run.prompt_table import StoredPrompts
-from pipeline.run.run_config import config_of
 from pipeline.run.wait import wait_for_any
 from pipeline.scoring.code import RewardCode
 from pipeline.scoring.trial import Question, tried_rows, try_reward

@@ -54,10 +54,9 @@ from pipeline.policies.versions import weights_of
 from pipeline.rl.custom import CUSTOM, custom_function, load_custom
 from pipeline.run import keys
 from pipeline.run.amendments import description_now, read_amendments
-from pipeline.run.attempts import in_force, read_attempt
+from pipeline.run.attempts import config_of, in_force, read_attempt
 from pipeline.run.commit import read_data
 from pipeline.run.description import RunDescription
-from pipeline.run.run_config import config_of
 from pipeline.run.wait import WaitTimeoutError, wait_for_any
 from pipeline.scratch import scratch_folder
 from pipeline.store import Store, open_store

@@ -24,13 +24,13 @@ from pipeline.inputs.weight_files import digest_of
 from pipeline.rl.custom import CUSTOM
 from pipeline.run import keys
 from pipeline.run.amendments import find_description, read_amendments
+from pipeline.run.attempts import config_of
 from pipeline.run.commit import DataFile
 from pipeline.run.description import RunDescription, StagedInputs
 from pipeline.run.plan import Plan, StepPlan, read_plan
 from pipeline.run.planning import make_plan, make_validation_plan
 from pipeline.run.prompt_table import StoredPrompts
 from pipeline.run.restarts import restarts
-from pipeline.run.run_config import config_of
 from pipeline.run.uses import first_use, outdated_shards, outdated_text
 from pipeline.store import Store, StoreError, open_store
 from pipeline.store.schemes import place_in

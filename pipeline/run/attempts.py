@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from pipeline.config.keys import Key, setting_keys, value_at
+from pipeline.config.stored import read_stored
 from pipeline.config.tree import RunConfig
 from pipeline.errors import InputError
 from pipeline.run import keys, parse
@@ -25,7 +26,7 @@ from pipeline.run.commit import (
     parsing,
     read_commit,
 )
-from pipeline.run.description import with_settings
+from pipeline.run.description import RunDescription, with_settings
 from pipeline.run.owner import (
     IsOver,
     Owner,
@@ -67,6 +68,14 @@ class Attempt:
             "validations": list(self.validations),
             **{_stored_name(key): self.settings[key.name] for key in _worker_settings()},
         }
+
+
+def config_of(run: RunDescription) -> RunConfig:
+    """Return the typed settings in a run's description.
+
+    Raises InputError for settings that this version of Retrace does not accept.
+    """
+    return read_stored(run.settings, f"{keys.run_json()} of the run {run.name!r}")
 
 
 def in_force(config: RunConfig, attempt: Attempt) -> RunConfig:

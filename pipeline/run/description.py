@@ -1,7 +1,7 @@
 """run.json: the description of a run, written once by the flow when the run is created.
 
 Later attempts may amend the description. `amendments` reads the description that applies now, or
-the one that applies to a step. `run_config` returns a description's settings as typed settings.
+the one that applies to a step. `attempts` returns a description's settings as typed settings.
 """
 
 import copy

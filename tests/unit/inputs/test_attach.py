@@ -13,8 +13,8 @@ from pipeline.config.keys import all_keys
 from pipeline.config.section import formerly
 from pipeline.inputs.stage import prepare, stage
 from pipeline.run import keys
+from pipeline.run.attempts import config_of
 from pipeline.run.description import description_json, read_created
-from pipeline.run.run_config import config_of
 from pipeline.store import open_store
 from tests.forged_sets import put_signed
 from tests.paths import ROOT

@@ -3,7 +3,7 @@
 import pytest
 
 from pipeline.inputs.stage import prepare, stage
-from pipeline.run.run_config import config_of
+from pipeline.run.attempts import config_of
 from tests.unit.inputs.small_inputs import check, load, the_error, verl_rows, write_prompts
 
 OPTIM = "actor_rollout_ref.actor.optim"

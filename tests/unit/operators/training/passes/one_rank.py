@@ -59,7 +59,7 @@ class World:
         return AutoModelForCausalLM.from_pretrained(self.folder, dtype=torch.float32)
 
     def data(self) -> StepData:
-        """Load the step anew. All its engine log-probs are off by a random amount, and those of
+        """Load the step. All its engine log-probs are off by a random amount, and those of
         tokens outside the loss mask are NaN."""
         config = self.rank.config
         sealed = open_manifest(self.store, 0)
