@@ -1,7 +1,7 @@
 """The arguments with which vLLM is started on the CPU and on GPUs, recorded by a fake vLLM."""
 
+import json
 import sys
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -10,6 +10,7 @@ import pytest
 from operators.rollout import engine
 from pipeline.config.tree import Rollout
 from pipeline.errors import InputError
+from tests.paths import ROOT
 
 
 @pytest.fixture
@@ -27,7 +28,7 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def started(on_cpu: bool, eager: bool = False, **rollout: Any) -> dict[str, Any]:
     settings = Rollout.model_validate(rollout)
-    found: Any = engine._start(Path("folder"), settings, True, 64, eager, on_cpu)
+    found: Any = engine._start(ROOT / "examples/addition/model", settings, True, 64, eager, on_cpu)
     return found
 
 
@@ -41,6 +42,15 @@ def test_on_gpus_vllm_records_routes_natively(vllm):
     assert found["logprobs_mode"] == "processed_logprobs"
     assert found["skip_tokenizer_init"] is True
     assert "block_size" not in found
+
+
+def test_fields_that_config_json_lacks_reach_the_engine(vllm, tmp_path):
+    """transformers writes no topk_method, without which vLLM finds no place for a weight."""
+    assert started(on_cpu=False)["hf_overrides"] == {}
+    config = {"model_type": "deepseek_v3", "kv_lora_rank": 512, "architectures": ["x"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    found: Any = engine._start(tmp_path, Rollout(), True, 64, False, False)
+    assert found["hf_overrides"] == {"topk_method": "noaux_tc", "scoring_func": "sigmoid"}
 
 
 def test_additional_arguments_reach_the_engine(vllm, caplog):
