@@ -7,7 +7,7 @@ from pipeline.errors import InputError
 EXTRAS = {
     "": ("tokenizers",),
     "flow": (
-        *("fastapi", "httpx", "huggingface_hub", "jinja2"),
+        *("httpx", "huggingface_hub", "jinja2"),
         *("prefect", "psutil", "tensorboard", "transformers"),
     ),
     "kubernetes": ("asyncpg", "kubernetes", "prefect_kubernetes"),

@@ -167,22 +167,25 @@ def _give_signs(
     store: Store, number: int, ending: threading.Event, stopped: threading.Event
 ) -> None:
     last: str | None = None
+    old: list[str] = []  # signs to remove, also those that stayed while the store did not answer
     while not ending.is_set():
         # While the store does not answer, no other start can look for signs either.
         with contextlib.suppress(StoreError):
             last = last or _newest_sign(store, number)  # an earlier pod may have given signs
             count = 0 if last is None else int(last.rpartition(".")[2]) + 1
-            before, last = last, keys.sign(number, count)
+            old += [] if last is None else [last]
+            last = keys.sign(number, count)
             with contextlib.suppress(ObjectExistsError):  # the response to a first try was lost
                 store.create(last, b"")
-            if before is not None:
-                store.delete(before)
+            while old:
+                store.delete(old[-1])
+                old.pop()
             if store.size(keys.stop(number)) is not None:
                 stopped.set()
         ending.wait(SIGN_S)
     with contextlib.suppress(StoreError):
-        if last is not None:
-            store.delete(last)
+        for sign in [*old, last] if last is not None else old:
+            store.delete(sign)
 
 
 def _newest_sign(store: Store, number: int) -> str | None:

@@ -42,7 +42,7 @@ FAMILIES: dict[Callable[[str], Iterator[Case]], Sequence[str]] = {
 }
 """The worlds to which each family is applied."""
 
-SAMPLE = 300
+SAMPLE = 1_200
 """The number of cases in a sample. Some of them change nothing and give no verdict."""
 
 
