@@ -2,7 +2,16 @@
 
 import re
 
-EXPECTED: dict[str, str] = {}
+EXPECTED = {
+    "(?s)Worker channel heartbeat persistence failed.*database is locked": (
+        "On SQLite, a heartbeat of the worker may collide with another writer on a busy machine. "
+        "The next heartbeat follows after 30 s, and the worker counts as offline only after 90 s."
+    ),
+    "(?s)event_persister - .*NOT NULL constraint failed: events.occurred": (
+        "After a restart of the server, the same events may arrive again. On SQLite, a batch whose "
+        "events are all stored already fails, and dropping the batch loses nothing."
+    ),
+}
 """The reason for each error that may occur, keyed by a pattern that its record contains."""
 
 _RECORD = re.compile(r"^(?=\d\d:\d\d:\d\d\.\d+ \| |(?:INFO|WARNING|ERROR|CRITICAL): )", re.M)

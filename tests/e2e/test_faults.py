@@ -138,6 +138,7 @@ def test_a_run_survives_the_death_of_each_part_in_turn(
         wait_for(store, keys.plan(len(all_metrics(store)) + 1), run)
         assert starts(installed, run) == workers
         [pod] = live_pods(namespace.get("pods", "app.kubernetes.io/component=server"))
+        installed.check_server_log()
         kill_by_oom(namespace, pod, "server")
         run.completes()
         assert uids(namespace.get("jobs", f"prefect.io/flow-run-id={run.id}")) == flow_jobs
