@@ -32,8 +32,8 @@ MISMATCH = Group(
             "mismatch/kl_native",
             "nats",
             "The same KL, measured without replay. With recorded routes (R3, `replay_file`), it is "
-            "measured in a second pass, every `native_every` steps, in the first step of each "
-            "attempt, and if the KL with replay is far above the latest measurement.",
+            "measured in a second pass, every `native_every` steps and in the first step of each "
+            "attempt. A step whose KL with replay is far above the latest measurement measures it too.",
         ),
         Metric(
             "mismatch/extreme_share",
