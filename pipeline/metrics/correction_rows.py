@@ -33,7 +33,7 @@ MISMATCH = Group(
             "nats",
             "The same KL, measured without replay. With recorded routes (R3, `replay_file`), it is "
             "measured in a second pass, every `native_every` steps and in the first step of each "
-            "attempt. A step whose KL with replay is far above the latest measurement measures it too.",
+            "attempt. It is also measured if the KL with replay is far above its latest value.",
         ),
         Metric(
             "mismatch/extreme_share",
