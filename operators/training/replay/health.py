@@ -183,8 +183,9 @@ def judge(of_ranks: Sequence[Evidence], floor: float) -> Health:
         place = (None, ids[n], f"rows {b * BLOCK}..{b * BLOCK + BLOCK - 1}")
         of_samples.append((nats_B[row], _finding(place, block_BC[row], of_block_S)))
     of_layer, of_sample = _lowest(sets_NLPC)
+    one_layer = [item for item in of_layers if item[1].layer is not None]
     return Health(
-        layers=_strongest(of_layers),
+        layers=_strongest(one_layer or of_layers),  # all layers together if no single one is wrong
         samples=_strongest(of_samples),
         kl=kl,
         tokens=replayed.tokens,

@@ -315,6 +315,7 @@ def test_a_small_buffer_gives_the_same_samples(begun, tmp_path, monkeypatch):
             "policy_fetch_s",
             "policy_stall_s",
             "after_generation_s",
+            "left_out",
             "tokens",
             "extras",
             "sources",
