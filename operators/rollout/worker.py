@@ -36,7 +36,7 @@ from dataclasses import dataclass, field
 from operators.load_errors import lasting_errors
 from operators.ready import say_ready
 from operators.rollout.engine import RolloutEngine
-from operators.rollout.prompts import read_prompts, shards_of
+from operators.rollout.prompts import shards_of
 from operators.rollout.scoring import Scorer
 from operators.rollout.shard import ShardMaker, Task
 from operators.rollout.types import RolloutError
@@ -56,7 +56,7 @@ from pipeline.run.planning import most_sub_plans, policy_version
 from pipeline.run.prompt_table import StoredPrompts
 from pipeline.run.wait import wait_for_any
 from pipeline.scoring.code import RewardCode
-from pipeline.scoring.trial import Question, tried_rows, try_reward
+from pipeline.scoring.trial import COLUMNS, Question, tried_rows, try_reward
 from pipeline.store import Store, open_store
 from pipeline.traces import Geometry
 
@@ -324,11 +324,8 @@ def _try_reward(inputs: Inputs) -> None:
     A flow in a pod does not try it, because it may lack the function's packages and API keys.
     """
     config = inputs.config
-    prompts = read_prompts(inputs.prompts, tried_rows(inputs.prompts.rows))
-    questions = [
-        Question(row, one.data_source, one.ground_truth, one.extra_info)
-        for row, one in prompts.items()
-    ]
+    rows = inputs.prompts.read(tried_rows(inputs.prompts.rows), COLUMNS)
+    questions = [Question.of(row) for row in rows.to_pylist()]
     timeout_s, start_s = config.reward.timeout_s, config.launch.start_timeout_s
     if note := try_reward(inputs.code, questions, timeout_s, start_s):
         log.warning("%s", note)

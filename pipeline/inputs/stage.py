@@ -7,7 +7,6 @@ that an amendment names but that are missing are staged again.
 """
 
 import contextlib
-import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -43,7 +42,7 @@ from pipeline.run.owner import this_owner
 from pipeline.run.restarts import finished_steps
 from pipeline.run.uses import first_use
 from pipeline.scoring.code import RewardCode, staged_name
-from pipeline.scoring.trial import Question, tried_rows, try_reward
+from pipeline.scoring.trial import COLUMNS, Question, tried_rows, try_reward
 from pipeline.store import ObjectExistsError, Store
 from pipeline.traces.format.manifest import sealed_steps
 
@@ -123,20 +122,12 @@ def try_staged_reward(inputs: CheckedInputs) -> str | None:
     code = RewardCode(None)
     if function is not None:
         code = RewardCode(inputs.reward, function.name, function.reward_kwargs)
-    columns = ("data_source", "ground_truth", "extra_info")
-    rows = inputs.prompts.prompts.read(tried_rows(inputs.prompt_count), columns)
-    questions = [_question(**row) for row in rows.to_pylist()]
+    rows = inputs.prompts.prompts.read(tried_rows(inputs.prompt_count), COLUMNS)
+    questions = [Question.of(row) for row in rows.to_pylist()]
     try:
         return try_reward(code, questions, config.reward.timeout_s, config.launch.start_timeout_s)
     except RewardError as error:
         raise InputError([f"custom_reward_function.path: {error}"]) from error
-
-
-def _question(
-    prompt_id: int, data_source: str, ground_truth: str, extra_info: str | None
-) -> Question:
-    extra = {} if extra_info is None else json.loads(extra_info)
-    return Question(prompt_id, data_source, json.loads(ground_truth), extra)
 
 
 def stage(inputs: CheckedInputs, fence: Fence | None = None) -> StagedRun:

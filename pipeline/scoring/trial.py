@@ -5,14 +5,16 @@ Each prompt is scored with its ground truth as the response, and with an empty r
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from pipeline.rl.rewards import RewardError, at_sample
 from pipeline.scoring.code import RewardCode, unpacked
 from pipeline.scoring.process import EndedError, RewardProcess
 
+COLUMNS = ("data_source", "ground_truth", "extra_info")
+"""The columns of the staged prompts that a trial reads, besides prompt_id."""
 _PROMPTS = 4
 _DEFAULT_S = 60.0
 """The time limit in seconds if the settings have none."""
@@ -27,6 +29,17 @@ class Question:
     data_source: str
     ground_truth: Any
     extra_info: Any
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> Self:
+        """Return the question of a row of the staged table, read with COLUMNS."""
+        extra_info = row["extra_info"]
+        return cls(
+            row=row["prompt_id"],
+            data_source=row["data_source"],
+            ground_truth=json.loads(row["ground_truth"]),
+            extra_info={} if extra_info is None else json.loads(extra_info),
+        )
 
 
 def tried_rows(count: int) -> list[int]:
