@@ -35,6 +35,12 @@ def make_group(limit_s: float) -> None:
     _group = dist.new_group(timeout=timedelta(seconds=limit_s), backend="gloo")
 
 
+def drop_group() -> None:
+    """Forget the group, because its process group is about to end."""
+    global _group
+    _group = None
+
+
 def agreed(decide: Callable[[], T]) -> T:
     """Return rank 0's decision on every rank; every rank must call this.
 

@@ -9,7 +9,7 @@ from megatron.core import parallel_state
 from megatron.core.tensor_parallel.random import initialize_rng_tracker
 from torch.distributed import ProcessGroup, distributed_c10d
 
-from operators.training.agree import await_ranks, make_group
+from operators.training.agree import await_ranks, drop_group, make_group
 from operators.training.batches.micro_batch import Slice
 from operators.training.batches.zigzag import Zigzag
 from operators.training.megatron import cpu_megatron
@@ -136,8 +136,9 @@ def stop() -> None:
 
 
 def leave() -> None:
-    """Stop, and leave the process group for good: this process cannot call `start` again."""
+    """Stop, and leave the process group."""
     stop()
+    drop_group()
     torch.distributed.destroy_process_group()
 
 
