@@ -39,7 +39,7 @@ FOLDERS = {
 """The folders to change, and the tests that should notice, the most likely ones first."""
 
 LIBRARIES = ("numpy", "torch", "torch.distributed", "torch.profiler", "transformers", "hypothesis",
-             "hypothesis.strategies", "pyarrow.parquet", "pydantic", "scipy.stats", "yaml",
+             "hypothesis.strategies", "pyarrow.parquet", "pydantic", "yaml",
              "megatron.core.optimizer", "megatron.core.models.gpt")  # fmt: skip
 """Imported once, before the forks. None of them imports Retrace."""
 
