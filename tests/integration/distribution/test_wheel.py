@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.exhaustive import sample_or_all
 from tests.paths import ROOT
 
 pytestmark = pytest.mark.integration
@@ -181,8 +182,13 @@ def test_an_extra_can_be_installed(wheel: Path, base: Path, extra: str):
     ("extra", "program"),
     [
         ("kubernetes,flow", "pipeline.launch.kubernetes.workers, pipeline.installation.register"),
-        ("training", "operators.training.worker"),
-        ("rollout-cpu", "operators.rollout.worker, operators.rollout.cpu_vllm"),
+        *sample_or_all(
+            [],
+            [
+                ("training", "operators.training.worker"),
+                ("rollout-cpu", "operators.rollout.worker, operators.rollout.cpu_vllm"),
+            ],
+        ),
     ],
 )
 def test_programs_can_be_imported_with_their_extra(

@@ -36,7 +36,7 @@ FAMILIES = {
     "deepseek_v3": ("deepseek_v3", {}),
 }
 OPTIMIZERS = {
-    layout: sample_or_all((False, True) if layout in ("dp2", "tp2") else (True,), (False, True))
+    layout: sample_or_all((False, True) if layout == "dp2" else (True,), (False, True))
     for layout in LAYOUTS
 }
 """Whether the optimizer is distributed: the values to test, keyed by layout."""

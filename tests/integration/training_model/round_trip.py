@@ -93,6 +93,18 @@ if TEST_ALL:
 DENSE = {"llama", "qwen2", "qwen3", "qwen3_tied"}
 ALONE = sample_or_all({"glm4_moe_grouped", "llama", "qwen2"}, set[str]())
 """Cases for one rank only: another case covers their layouts with a different configuration."""
+_EVERYWHERE = {"qwen3_moe", "qwen3_moe_tied", "deepseek_v3"}
+LAID_OUT = [
+    *((1, "dp2", name) for name in CASES),
+    *(
+        (2, layout, name)
+        for layout in LAYOUTS
+        for name in CASES
+        if not (layout == "ep2" and name in DENSE) and name not in ALONE
+        if TEST_ALL or name in _EVERYWHERE or layout in ("tp2", "pp2_uneven", "ep2")
+    ),
+]
+"""Number of ranks, layout and case."""
 EXPORTED = [("etp2", "qwen3_moe"), ("cp2", "qwen3_moe"), ("pp2", "deepseek_v3_mtp")]
 """Further layouts and cases, in which two ranks only export differences."""
 LENGTH = 32
@@ -117,14 +129,11 @@ def main() -> None:
     torch.distributed.barrier()
     parallel.stop()
     found = {}
-    for layout in LAYOUTS if world == 2 else ["dp2"]:
-        for name in CASES:
-            if (layout == "ep2" and name in DENSE) or (world == 2 and name in ALONE):
-                continue
-            out = root / "out" / layout / name
-            found[f"{layout}/{name}/float32"] = in_float32(layout, root / "float32" / name, out)
-            other, source = root / "other" / name, root / "bfloat16" / name
-            found[f"{layout}/{name}/bfloat16"] = in_bfloat16(layout, other, source, out)
+    for _, layout, name in (row for row in LAID_OUT if row[0] == world):
+        out = root / "out" / layout / name
+        found[f"{layout}/{name}/float32"] = in_float32(layout, root / "float32" / name, out)
+        other, source = root / "other" / name, root / "bfloat16" / name
+        found[f"{layout}/{name}/bfloat16"] = in_bfloat16(layout, other, source, out)
     if world == 2:
         for layout, name in EXPORTED:
             out = root / "out" / layout / "further"

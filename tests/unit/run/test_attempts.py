@@ -309,9 +309,10 @@ class TestTheOwnerOfARun:
         monkeypatch.setattr(owner_module, "SILENT_S", 0.1)
         assert begin(store).number == 1, "it was silent for SILENT_S"
 
-    def test_another_thread_of_this_process_is_alive_too(self, store, impatient):
+    def test_another_thread_of_this_process_is_alive_too(self, store, impatient, monkeypatch):
         with claimed(store, config(), this_owner()), pytest.raises(InputError):
             begin(store, owner=this_owner())
+        monkeypatch.setattr(owner_module, "SILENT_S", 0.1)
         assert begin(store, owner=this_owner()).number == 1
 
     def test_an_owner_that_ends_meanwhile_is_not_waited_for(self, store, monkeypatch):
