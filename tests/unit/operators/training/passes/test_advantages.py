@@ -83,6 +83,10 @@ def test_a_users_estimator_receives_rollouts_and_settings():
         (lambda r, s: Estimate(np.array([0, 0, 0, np.nan, 0])), "step 7, sample 000000/0/1, "
          "response token 1: the advantage by algorithm.adv_estimator=mine.py:f is nan, expected a "
          "finite number (1 of this rank's 5 tokens have no finite value); the step was not"),
+        (lambda r, s: Estimate(np.array([0, np.nan, 0, 0, 0])), "step 7, sample 000000/0/0, "
+         "response token 1: the advantage by"),
+        (lambda r, s: Estimate(np.array([0, 0, 0, 0, np.nan])), "step 7, sample 000000/0/1, "
+         "response token 2: the advantage by"),
         (lambda r, s: Estimate(np.zeros(5), np.array([0, np.inf, 0, 0, 0])), "step 7, sample "
          "000000/0/0, response token 1: the return by algorithm.adv_estimator=mine.py:f is inf"),
     ],
@@ -91,6 +95,12 @@ def test_invalid_results_are_refused(function, message):
     with pytest.raises(UpdateError) as caught:
         made_by(function)
     assert message in str(caught.value)
+
+
+def test_the_first_token_of_a_sample_belongs_to_it():
+    tokens = Tokens(IDS, np.array(LENGTHS), np.ones(5, bool), np.zeros(5), None, None)
+    with pytest.raises(UpdateError, match="sample 000000/0/1, response token 0: the advantage is"):
+        module._refuse(7, tokens, np.array([0, 0, np.nan, 0, 0]), "the advantage")
 
 
 def test_remax_without_greedy_samples_is_refused():

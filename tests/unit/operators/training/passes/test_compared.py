@@ -10,6 +10,7 @@ import torch
 
 from operators.training.passes import advantages
 from operators.training.passes.compared import compare
+from operators.training.passes.corrected import correct_samples, known_logprobs
 from pipeline.config.algorithm import Algorithm
 from pipeline.rl.estimators import types as estimators
 from pipeline.rl.loss_table import LOSSES
@@ -120,3 +121,16 @@ def test_bypass_mode_replaces_unknown_logprobs_of_the_engine():
     rank, data = inputs(ENGINE, bypass_mode=True)
     found = compare(rank, data, None, None)
     assert [of_G.tolist() for of_G in found.old.values()] == [[-1, -2, -3], [-1, 0, -3]]
+
+
+def test_logprobs_that_are_not_finite_become_0():
+    found = known_logprobs({"a": np.array([np.nan, np.inf, -np.inf, -1.5], np.float32)})
+    assert found["a"].tolist() == [0, 0, 0, -1.5]
+
+
+@pytest.mark.parametrize("bypass", [False, True])
+def test_bypass_mode_needs_the_engines_log_prob_of_each_token(bypass: bool):
+    rank, data = inputs(ENGINE, bypass_mode=bypass)
+    mask = {id: np.ones(3, bool) for id in IDS}
+    found = correct_samples(rank, data, OLD, mask)
+    assert found.mask_T.tolist() == [True] * 4 + [not bypass, True]

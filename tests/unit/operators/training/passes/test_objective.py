@@ -96,6 +96,32 @@ def test_samples_without_a_token_that_counts_are_left_out_of_means():
         assert (float(loss.detach()), int(divisor)) == (0, 0)
 
 
+def test_a_reference_without_the_kl_loss_changes_nothing():
+    """The reference may be there for the KL in the reward."""
+    made = make_tokens(1)
+
+    def loss(reference_T: torch.Tensor | None) -> tuple[float, set[str]]:
+        targets = Targets(
+            made.mask_T, made.advantages_T, made.old_T, reference_T, None, made.samples, None
+        )
+        objective = Objective(Actor(), LOSSES["vanilla"].function, "token-mean", NORM)
+        found, _, report = loss_and_report(
+            objective, targets, Totals(9, 5), made.logprobs_T, made.entropy_T
+        )
+        return float(found.detach()), {*report}
+
+    assert loss(made.old_T * 1.1) == loss(None)
+
+
+@pytest.mark.parametrize(("factor", "expected"), [(None, 64), (7, 7)])
+def test_the_norm_is_the_factor_or_the_longest_response(factor: int | None, expected: float):
+    config = config_of(loss_scale_factor=factor)
+    config = config.model_copy(
+        update={"data": config.data.model_copy(update={"max_response_length": 64})}
+    )
+    assert objective_of(config).scale_factor == expected
+
+
 def test_bypass_mode_with_reinforce_replaces_the_policy_loss():
     correction = {"rollout_correction": {"preset": "bypass_pg_is"}}
     assert loss_of(config_of(algorithm=correction)).function is reinforce
@@ -112,6 +138,7 @@ def test_bypass_mode_with_reinforce_replaces_the_policy_loss():
         ("gspo", "token-mean", {"entropy_coeff": 0.1}, True),
         ("gspo", "token-mean", {"use_kl_loss": True}, True),
         ("gspo", "token-mean", {}, False),
+        ("gspo", "token-mean", {"entropy_coeff": 1.0}, True),
         ("gspo", "seq-mean-token-sum", {"entropy_coeff": 0.1, "use_kl_loss": True}, False),
         ("vanilla", "token-mean", {"entropy_coeff": 0.1, "use_kl_loss": True}, False),
     ],

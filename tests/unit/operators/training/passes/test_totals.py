@@ -25,7 +25,10 @@ def test_totals_agree_with_the_laid_out_micro_batches(
     counted."""
     samples = {f"{i}/0/0": make_sample(f"{i}/0/0", 1 + i, 3 * i) for i in range(9)}
     ids, rng = dict(enumerate(samples)), np.random.default_rng(0)
-    mask = {id: rng.random(3 * i) < 0.7 for i, id in ids.items()} | {"7/0/0": np.zeros(21, bool)}
+    mask = {id: rng.random(3 * i) < 0.7 for i, id in ids.items()} | {
+        "7/0/0": np.zeros(21, bool),
+        "8/0/0": np.arange(24) == 5,
+    }
     rules = LayoutRules(0, 99, 2, 1, 2, context_parallel=context, packed=packed)
     lengths = np.array([len(s.tokens_S) - 1 for s in samples.values()])
     (mini_batch,) = make_layout(0, np.arange(9), lengths, rules).mini_batches
@@ -33,6 +36,7 @@ def test_totals_agree_with_the_laid_out_micro_batches(
     sums = np.zeros(3)
 
     def add(numbers: torch.Tensor) -> None:
+        assert numbers.dtype == torch.float64  # exact sums of millions of positions
         sums[:] += numbers.numpy()
 
     monkeypatch.setattr(torch.distributed, "all_reduce", add)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from operators.training.errors import UpdateError
 from operators.training.passes import update as module
 from operators.training.passes.compared import Compared
 from operators.training.passes.objective import objective_of
@@ -51,6 +52,54 @@ def test_a_mini_batch_without_tokens_on_any_rank_is_skipped(
     updates = update(rank, data, Compared({}, None), None)
     assert (len(steps), updates.empty, updates.skipped) == (stepped, len(here) - stepped, 0)
     assert len(updates.sums) == len(updates.grad_norms) == stepped
+
+
+@pytest.mark.parametrize("limit", [1, 3])
+def test_mini_batches_without_finite_gradients_are_counted(
+    monkeypatch: pytest.MonkeyPatch, limit: int
+):
+    """A finite mini-batch ends a series, and one more than the limit fails."""
+    assert module.MOST_SKIPPED == 3
+    monkeypatch.setattr(module, "MOST_SKIPPED", limit)
+    said: list[Any] = []
+    monkeypatch.setattr(module.progress, "say", lambda *words: said.append(words))
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda *_, **__: None)
+    report = {"tokens": torch.tensor(2), "policy": torch.tensor(1.0)}
+    monkeypatch.setattr(module, "gradients", lambda *_: ([report, report], {}))
+    norms: list[float] = []
+    monkeypatch.setattr(
+        module, "checked_step", lambda _: ((norm := norms.pop(0)) < float("inf"), norm)
+    )
+    optim = SimpleNamespace(skip_nonfinite=True)
+    rank: Any = SimpleNamespace(
+        chunks=[torch.nn.Linear(1, 1)],
+        optimizer=None,
+        rates=SimpleNamespace(set=lambda step: 0.1),
+        skipped=SimpleNamespace(in_a_row=0),
+        config=SimpleNamespace(
+            actor_rollout_ref=SimpleNamespace(actor=SimpleNamespace(optim=optim))
+        ),
+    )
+
+    def updates(*of_mini_batches: float) -> Any:
+        norms[:] = of_mini_batches
+        mini_batches = [SimpleNamespace(epoch=0)] * len(norms)
+        data: Any = SimpleNamespace(step=7, layout=SimpleNamespace(mini_batches=mini_batches))
+        return update(rank, data, Compared({}, None), None)
+
+    inf = float("inf")
+    found = updates(*[inf] * limit, 1.5, inf)
+    assert (found.skipped, found.empty, found.grad_norms) == (limit + 1, 0, [1.5])
+    assert found.sums == [{"tokens": 4.0, "policy": 2.0}]
+    assert rank.skipped.in_a_row == 1
+    assert said == [("step 7: updates", limit + 2, "mini-batches")]
+    with pytest.raises(UpdateError, match="step 7, mini-batch .*: gradient norm inf.* last"):
+        updates(*[inf] * limit)
+    rank.skipped.in_a_row = 0
+    optim.skip_nonfinite = False
+    name = r"actor_rollout_ref.actor.optim.skip_nonfinite=False"
+    with pytest.raises(UpdateError, match=f"step 7, mini-batch 0: gradient norm inf.*{name}"):
+        updates(inf)
 
 
 @pytest.mark.parametrize(("divisor", "positions"), [(30, 40), (6, 40)])
