@@ -20,7 +20,7 @@ LENGTHS = (3, 0, 4)
 OWN = (np.array([0, 3, 4]), np.array([1, 2, 5, 6]))
 """Each rank's tokens, of seven in three samples; the second sample has none."""
 VALUES_U = np.arange(1.0, 8.0, dtype=np.float32)
-MASK_U = np.array([True, True, False, True, True, True, True])
+MASK_U = np.array([True, False, False, True, True, True, True])
 
 
 def on_ranks(folder: Path, function: Callable[[Any, ResponseTokens], Any]) -> list[Any]:
@@ -86,8 +86,22 @@ def test_sums_over_samples_include_all_ranks_and_so_do_their_gradients(tmp_path:
     loss.backward()
     for index, found in enumerate(on_ranks(tmp_path, mean_and_gradient)):
         sums, found_mean_S, tokens, gradient_T, counts = found
-        assert sums == [3.0, 0.0, 22.0]
-        assert tokens == [2.0, 0.0, 4.0]
+        assert sums == [1.0, 0.0, 22.0]
+        assert tokens == [1.0, 0.0, 4.0]
         np.testing.assert_allclose(found_mean_S, [m.item() for m in mean_S])
         np.testing.assert_allclose(gradient_T, values_U.grad.numpy()[OWN[index]], rtol=1e-6)
         assert counts == (index == 0)
+
+
+def test_the_gradient_of_a_sum_over_ranks_leaves_other_gradients_as_they_are(tmp_path: Path):
+    def gradients(rank: Any, response: ResponseTokens) -> Any:
+        samples = SamplesOfBatch(rank, response, torch.from_numpy(response.loss_mask_T))
+        own_T = torch.from_numpy(VALUES_U[response.own_T]).requires_grad_()
+        other_S = torch.zeros(3, requires_grad=True)
+        ((samples.sum(own_T) + other_S) * torch.tensor([1.0, 2.0, 3.0])).sum().backward()
+        return other_S.grad.tolist(), own_T.grad.tolist()
+
+    for index, (other_S, own_T) in enumerate(on_ranks(tmp_path, gradients)):
+        assert other_S == [1.0, 2.0, 3.0]
+        expected_U = 2.0 * np.array([1, 1, 1, 3, 3, 3, 3]) * MASK_U
+        assert own_T == expected_U[OWN[index]].tolist()

@@ -110,6 +110,34 @@ def test_the_log_probs_of_a_mini_batch_are_those_of_its_samples(one: World, data
         assert_close(found, {id: expected[id] for id in ids}, atol=2e-5, rtol=0)
 
 
+def test_other_routes_give_other_log_probs(one: World, data: Any):
+    """Each sample replays its routes in reverse order."""
+    (first, *_) = data.layout.mini_batches
+    ids = [data.ids[row] for row in first.rows(0).tolist()]
+    reversed_routes = {
+        id: replace(data.routes[id], sets_TLK=data.routes[id].sets_TLK[::-1].copy())
+        for id in data.ids.values()
+    }
+    batches = lay_out_share(one.rank, data, first, reversed_routes)
+    found = logprobs_of(one.rank, batches, reversed_routes)
+    native = trainer_logprobs(one, data)
+    assert max(np.abs(found[id] - native[id]).max() for id in ids) > 1e-3
+    replayed = replaying_pass(one.rank, data, reversed_routes).logprobs
+    assert_close(found, {id: replayed[id] for id in ids}, atol=1e-6, rtol=0)
+
+
+def test_weights_are_divided_by_the_mean_of_all_ranks(one: World, data: Any, grpo: Any):
+    old = trainer_logprobs(one, data)
+    plain = compare(with_correction(grpo, **WEIGHTS), data, old, None)
+    rank = with_correction(grpo, **WEIGHTS, rollout_is_batch_normalize=True)
+    divided = compare(rank, data, old, None)
+    all_weights = np.concatenate([plain.weights[id][m] for id, m in mask_of(data).items()])
+    mean = all_weights[all_weights > 0].mean(dtype=np.float64)
+    assert mean != pytest.approx(1.0, rel=1e-3)
+    expected = {id: values_G / mean for id, values_G in plain.weights.items()}
+    assert_close(divided.weights, expected, rtol=1e-5, atol=1e-6)
+
+
 def test_items_of_a_share_are_made_once_when_they_are_reached():
     made: list[int] = []
 
@@ -189,6 +217,7 @@ def test_an_update_in_bypass_mode_rejects_and_weights_by_its_own_log_probs(
     assert 0 < sum(int(report["tokens"]) for report in reports) == tokens < all_tokens
     assert sum(float(report["policy"]) for report in reports) == pytest.approx(policy, rel=1e-3)
     assert len(tallies) == len(reports) > 1
+    assert counts.keys() == set(rank.geometry.layers)
     assert all(count.replayed for count in counts.values())
 
 
@@ -256,6 +285,33 @@ def test_gradients_of_a_mini_batch_equal_those_of_plain_autograd(one: World, dat
         float(r["policy"]) - 0.3 * float(r["entropy"]) + 0.7 * float(r["kl"]) for r in reports
     )
     assert total / count == pytest.approx(float(loss.detach()), rel=1e-4)
+    assert not any(x.requires_grad for report in reports for x in report.values())
+    gradients(rank, data, first, compared, data.routes)
+    rank.optimizer.prepare_grads()
+    assert rank.optimizer.get_grad_norm() == pytest.approx(found, rel=1e-6)
+
+
+def test_an_entropy_coefficient_of_1_has_a_gradient(one: World, data: Any, grpo: Any):
+    config = without_others(grpo.config)
+    actor = config.actor_rollout_ref.actor.model_copy(update={"entropy_coeff": 1.0})
+    policy = config.actor_rollout_ref.model_copy(update={"actor": actor})
+    rank = replace(grpo, config=config.model_copy(update={"actor_rollout_ref": policy}))
+    old = trainer_logprobs(one, data)
+    zero = {id: np.zeros_like(values_G) for id, values_G in old.items()}
+    compared = Compared(old, None, advantages=zero, mask=mask_of(data))
+    (first, *_) = data.layout.mini_batches
+    gradients(rank, data, first, compared, data.routes)
+    rank.optimizer.prepare_grads()
+    one.plain.zero_grad()
+    total: Any = 0.0
+    count = 0
+    for id in (data.ids[row] for row in first.rows(0).tolist()):
+        mask_G = torch.from_numpy(compared.mask[id])
+        total = total - one.plain_tokens(data.samples[id])[1][mask_G].sum()
+        count += int(mask_G.sum())
+    (total / count).backward()
+    expected = norm_of(p.grad for p in one.plain.parameters() if p.grad is not None)
+    assert rank.optimizer.get_grad_norm() == pytest.approx(expected, rel=1e-4)
 
 
 def test_an_update_takes_one_step_per_mini_batch(one: World, data: Any, grpo: Any):
@@ -276,7 +332,7 @@ def test_an_update_takes_one_step_per_mini_batch(one: World, data: Any, grpo: An
     assert updates.grad_norms[0] == pytest.approx(expected, rel=1e-4)
     assert updates.sums[0]["tokens"] == count
     epochs = rank.config.actor_rollout_ref.actor.ppo_epochs
-    assert len(updates.counts) == epochs
+    assert [counts.keys() for counts in updates.counts] == [set(rank.geometry.layers)] * epochs
     valid = sum(int(data.routes[id].valid_T.sum()) for id in data.ids.values())
     assert all(c.replayed == valid for counts in updates.counts for c in counts.values())
     after = [p.detach() for chunk in rank.chunks for p in chunk.parameters()]
@@ -338,6 +394,7 @@ class TestCritic:
         with torch.no_grad():
             expected = {id: self.values(one, data.samples[id]).numpy() for id in data.ids.values()}
         assert_close(found.values, expected, atol=2e-5, rtol=0)
+        assert found.counts.keys() == set(one.rank.geometry.layers)
         assert all(count.replayed for count in found.counts.values())
         assert not values_pass(one.rank, one.rank.critic, data, None).counts
 
@@ -389,7 +446,29 @@ class TestCritic:
             "vpred": pytest.approx(vpred, rel=1e-3, abs=1e-3),
         }
         assert 0 < clipped < count
+        assert counts.keys() == set(one.rank.geometry.layers)
         assert all(of_layer.replayed for of_layer in counts.values())
+        assert not any(x.requires_grad for report in reports for x in report.values())
+        critic_gradients(one.rank, critic, data, first, compared, data.routes)
+        critic.model.optimizer.prepare_grads()
+        assert critic.model.optimizer.get_grad_norm() == pytest.approx(found, rel=1e-6)
+
+    def test_a_loss_of_samples_is_the_sum_of_their_means(self, one: World, data: Any):
+        critic = one.rank.critic
+        assert critic is not None
+        mode = {"loss_agg_mode": "seq-mean-token-mean"}
+        critic = replace(critic, settings=critic.settings.model_copy(update=mode))
+        rank = replace(one.rank, critic=critic)
+        mask = mask_of(data)
+        values = values_pass(rank, critic, data, None).values
+        returns = {id: values_G + 2 for id, values_G in values.items()}
+        compared = Compared({}, None, mask=mask, values=values, returns=returns)
+        (first, *_) = layouts_of(data).updates.mini_batches
+        reports, _ = critic_gradients(rank, critic, data, first, compared, data.routes)
+        samples = sum(mask[data.ids[row]].any() for row in first.rows(0).tolist())
+        assert samples == sum(int(report["divisor"]) for report in reports) > 1
+        found = sum(float(report["vf_loss"]) for report in reports)
+        assert found == pytest.approx(samples * 0.5 * 2**2, rel=1e-4)
 
     def test_an_update_takes_one_step_per_mini_batch(self, one: World, data: Any):
         old = trainer_logprobs(one, data)

@@ -93,7 +93,7 @@ def test_mini_batches_without_finite_gradients_are_counted(
     assert found.sums == [{"tokens": 4.0, "policy": 2.0}]
     assert rank.skipped.in_a_row == 1
     assert said == [("step 7: updates", limit + 2, "mini-batches")]
-    with pytest.raises(UpdateError, match="step 7, mini-batch .*: gradient norm inf.* last"):
+    with pytest.raises(UpdateError, match=r"step 7, mini-batch .*: gradient norm inf.* last"):
         updates(*[inf] * limit)
     rank.skipped.in_a_row = 0
     optim.skip_nonfinite = False
