@@ -31,6 +31,7 @@ def on_two_ranks(folder: Path, function: Callable[[int], Any]) -> list[Any]:
             continue
         code = 1
         try:
+            torch.set_num_threads(1)  # the parent's threads are not there in a forked process
             store = dist.FileStore(str(folder / "store"), 2)
             dist.init_process_group("gloo", store=store, rank=index, world_size=2)
             (folder / str(index)).write_bytes(pickle.dumps(function(index)))
