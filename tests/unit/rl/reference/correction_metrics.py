@@ -31,6 +31,10 @@ class Settings:
     veto: float | None = None
 
 
+LIMIT = 20.0
+"""The largest logarithm of a perplexity."""
+
+
 def metrics(batch: Batch, settings: Settings) -> Found:
     """Return all metrics of a correction."""
     known = [one for one in batch if one.counted]
@@ -90,8 +94,8 @@ def _distances(known: Batch) -> Found:
         "dropped_fraction": 0.0 if logs else None,
         "kl": _mean([-log for log in logs]),
         "k3_kl": _mean([math.exp(log) - 1 - log for log in logs]),
-        "training_ppl": _mean([math.exp(one) for one in trainer]),
-        "rollout_ppl": _mean([math.exp(one) for one in engine]),
+        "training_ppl": _mean([math.exp(min(one, LIMIT)) for one in trainer]),
+        "rollout_ppl": _mean([math.exp(min(one, LIMIT)) for one in engine]),
         "training_log_ppl": _mean(trainer),
         "rollout_log_ppl": _mean(engine),
         "log_ppl_diff": _mean(apart),

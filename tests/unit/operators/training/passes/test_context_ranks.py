@@ -98,7 +98,8 @@ def test_the_gradient_of_a_sum_over_ranks_leaves_other_gradients_as_they_are(tmp
         samples = SamplesOfBatch(rank, response, torch.from_numpy(response.loss_mask_T))
         own_T = torch.from_numpy(VALUES_U[response.own_T]).requires_grad_()
         other_S = torch.zeros(3, requires_grad=True)
-        ((samples.sum(own_T) + other_S) * torch.tensor([1.0, 2.0, 3.0])).sum().backward()
+        later_S = other_S * 1.0  # its gradient is computed after that of the sum
+        ((samples.sum(own_T) + later_S) * torch.tensor([1.0, 2.0, 3.0])).sum().backward()
         return other_S.grad.tolist(), own_T.grad.tolist()
 
     for index, (other_S, own_T) in enumerate(on_ranks(tmp_path, gradients)):
