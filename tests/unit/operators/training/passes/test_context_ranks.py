@@ -93,7 +93,7 @@ def test_sums_over_samples_include_all_ranks_and_so_do_their_gradients(tmp_path:
         assert counts == (index == 0)
 
 
-def test_the_gradient_of_a_sum_over_ranks_leaves_other_gradients_as_they_are(tmp_path: Path):
+def test_the_gradient_of_a_sum_over_ranks_changes_no_other_gradient(tmp_path: Path):
     def gradients(rank: Any, response: ResponseTokens) -> Any:
         samples = SamplesOfBatch(rank, response, torch.from_numpy(response.loss_mask_T))
         own_T = torch.from_numpy(VALUES_U[response.own_T]).requires_grad_()
