@@ -80,7 +80,7 @@ CORRECTIONS = Group(
         Metric(
             f"{_P}{{training_ppl,rollout_ppl}}",
             "",
-            "Mean perplexity (at most e^20) of the sequences under the trainer, and under the engine.",
+            "Mean perplexity (at most e^20) of the sequences under the trainer, and the engine.",
         ),
         Metric(
             f"{_P}{{training_log_ppl,rollout_log_ppl}}",
