@@ -1,6 +1,7 @@
 """The logs of a run's workers on this machine."""
 
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.errors import InputError
@@ -12,7 +13,7 @@ from pipeline.store.settings import use_settings
 from retrace.opened import open_run
 
 
-def log_files(run: str | Path) -> list[Path]:
+def log_files(run: str | Path, overrides: Sequence[str] = ()) -> list[Path]:
     """Return the log files of a run's workers, such as rollout-0.log, sorted by name.
 
     The logs are on the machine where `retrace run` was called, below `trainer.default_local_dir`.
@@ -20,6 +21,7 @@ def log_files(run: str | Path) -> list[Path]:
 
     Args:
         run: The folder or URI of a run, or its settings file.
+        overrides: Settings (`key=value`) that replace those in the file.
 
     Raises:
         NoLogsError: This machine has no logs of the run; its workers may not have started yet.
@@ -36,9 +38,13 @@ def log_files(run: str | Path) -> list[Path]:
     if Path(run).suffix in (".yaml", ".yml") and "://" not in str(run) and not Path(run).is_dir():
         if not Path(run).exists():
             raise InputError([f"{run}: no such settings file (working directory: {Path.cwd()})"])
-        config = load_config(run).config
+        config = load_config(run, overrides).config
         use_settings(config.store)
         store = open_store(config.run_uri)
+    elif overrides:
+        raise InputError(
+            [f"{run}: not a settings file; name a CONFIG.yaml before {overrides[0]}, or only a run"]
+        )
     else:
         opened = open_run(run)
         store = opened.store

@@ -22,7 +22,13 @@ import numpy.typing as npt
 
 from operators.rollout.in_place import layers_of, load_tensors, tensors_to_load
 from operators.rollout.routes import read_routes
-from operators.rollout.types import Finished, Generation, Request, RolloutError
+from operators.rollout.types import (
+    Finished,
+    Generation,
+    Request,
+    RolloutError,
+    UnusablePolicyError,
+)
 from operators.rollout.vllm_environment import prepare_environment
 from pipeline import progress
 from pipeline.config.rules.engine_arguments import KWARGS, engine_problems
@@ -355,7 +361,7 @@ def _logprobs(
     values_G = np.array(flat.logprobs, np.float32)
     if not np.isfinite(values_G).all():
         place = int(np.argmin(np.isfinite(values_G)))
-        raise RolloutError(
+        raise UnusablePolicyError(
             f"sample {sample}: the log-prob of response token {place} is {values_G[place]}, "
             "expected a finite number: the policy's weights have overflowed, or the engine's type "
             "is too narrow (actor_rollout_ref.rollout.dtype)"

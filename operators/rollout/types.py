@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pipeline.errors import LastingError
 from pipeline.traces.format.types import Routes, VersionSpan
 
 FINISH_REASONS = ("stop", "length", "abort")
@@ -17,6 +18,10 @@ class RolloutError(Exception):
 
     The message names the sample, object or setting, and gives a fix.
     """
+
+
+class UnusablePolicyError(RolloutError, LastingError):
+    """The policy's weights give no finite log-probs, so that every restart would fail alike."""
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,12 @@ _START_POLL_S = 1.0
 
 def logs(
     run: Run,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY=VALUE]...", help="Settings that replace those in a settings file."
+        ),
+    ] = None,
     worker: Annotated[
         list[str] | None,
         typer.Option(
@@ -42,7 +48,7 @@ def logs(
     """
     try:
         with refusing():
-            shown = _await_logs(run, worker or [], follow)
+            shown = _await_logs(run, overrides or [], worker or [], follow)
         ends = {name: _show_end(name, file, lines, len(shown) > 1) for name, file in shown.items()}
         if follow:
             _follow(next(iter(shown.values())).parent, worker or [], ends)
@@ -50,12 +56,14 @@ def logs(
         raise typer.Exit(130) from None
 
 
-def _await_logs(run: str, workers: list[str], follow: bool) -> dict[str, Path]:
+def _await_logs(
+    run: str, overrides: list[str], workers: list[str], follow: bool
+) -> dict[str, Path]:
     """Return the logs of the chosen workers; if `follow`, wait until the workers start."""
     waits = False
     while True:
         try:
-            return _logs_of(run, workers)
+            return _logs_of(run, overrides, workers)
         except (NoRunError, NoLogsError) as error:
             if not follow:
                 raise
@@ -65,10 +73,10 @@ def _await_logs(run: str, workers: list[str], follow: bool) -> dict[str, Path]:
         time.sleep(_START_POLL_S)
 
 
-def _logs_of(run: str, workers: list[str]) -> dict[str, Path]:
+def _logs_of(run: str, overrides: list[str], workers: list[str]) -> dict[str, Path]:
     """Return the log of each chosen worker, by name. Raises NoLogsError if a worker has none."""
     # The folder of a run's name exists only once the run has started.
-    files = {file.stem: file for file in retrace.log_files(place_of(run))}
+    files = {file.stem: file for file in retrace.log_files(place_of(run), overrides)}
     if unknown := set(workers) - set(files):
         raise NoLogsError(
             [f"--worker {sorted(unknown)[0]}: no such worker; found {', '.join(files)}"]

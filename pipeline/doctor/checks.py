@@ -111,6 +111,8 @@ def check_all_reduce(needs: Needs) -> Finding:
     name, ranks = "all-reduce", len(gpu_pool()) if needs.device == "cuda" else 2
     if not _installed("torch"):
         return absent(name, "torch is not installed", needs.training)
+    if not ranks:
+        return absent(name, "not tried: no GPU", needed=False)
     torchrun = ("torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks))
     try:
         found = _probe(*torchrun, "-m", "operators.probe", "all-reduce", needs.device)

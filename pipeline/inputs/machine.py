@@ -83,12 +83,10 @@ def check_prefect() -> None:
     except (httpx.HTTPError, httpx.InvalidURL, ImportError, ValueError) as error:
         why = str(error) or type(error).__name__
     if why is not None:
-        raise InputError(
-            [
-                f"PREFECT_API_URL: found {url}, which cannot be reached: {why}; start that server, "
-                "or unset the variable to use an embedded one"
-            ]
-        )
+        fix = "start that server, or unset the variable to use an embedded one"
+        if "://" not in url:
+            fix = f"write http://{url}"
+        raise InputError([f"PREFECT_API_URL: found {url}, which cannot be reached: {why}; {fix}"])
 
 
 def machine_problems(
@@ -115,7 +113,7 @@ def machine_problems(
     if machine.unusable:
         return list(machine.unusable)
     if machine.device == "cuda":
-        return [*_gpu_problems(config, machine), *_missing_packages(config)]
+        return [*gpu_problems(config, machine), *_missing_packages(config)]
     without = "trainer.device=cpu" if machine.gpus else "no GPU"
     attempt = attempt_of(config, 0)
     most = _MOST_PER_CORE * machine.cores
@@ -213,7 +211,8 @@ def least_memory(config: RunConfig, writes: Writes, workers: int) -> int:
     return writes.checkpoint + gradients + workers * (writes.policy // weight) * engine
 
 
-def _gpu_problems(config: RunConfig, machine: Machine) -> list[str]:
+def gpu_problems(config: RunConfig, machine: Machine) -> list[str]:
+    """Return a problem if this machine has too few GPUs for the run (at most one)."""
     attempt = attempt_of(config, 0)
     ranks, workers = attempt.training_ranks, attempt.rollout_workers
     tp = config.actor_rollout_ref.rollout.tensor_model_parallel_size

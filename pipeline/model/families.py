@@ -107,6 +107,8 @@ class Family:
     """Whether sliding_window has an effect only if use_sliding_window is true."""
     qkv_bias: Callable[[Config], bool] = _never
     """A function that returns whether queries, keys and values have a bias."""
+    untrained_biases: tuple[str, ...] = ()
+    """Fields that add biases to the layers in transformers or vLLM, but not in Megatron-core."""
     head_norms: Callable[[Config], bool] = _never
     """A function that returns whether each head's queries and keys have a norm."""
     expert_bias: bool = False
@@ -129,6 +131,7 @@ FAMILIES = {
     "deepseek_v3": Family(
         _deepseek_moe_layer,
         rope_types=("default", "yarn"),
+        untrained_biases=("attention_bias",),
         expert_bias=True,
         latent=True,
         problems=_deepseek_problems,
@@ -143,7 +146,7 @@ FAMILIES = {
         head_norms=_uses_head_norms,
         has="dense first layers, shared experts, expert bias, partial rotary embedding",
     ),
-    "llama": Family(None),
+    "llama": Family(None, untrained_biases=("attention_bias", "bias", "mlp_bias", "qkv_bias")),
     "mixtral": Family(_every_layer),
     "qwen2": Family(None, window_needs_switch=True, qkv_bias=_always),
     "qwen2_moe": Family(
@@ -152,10 +155,16 @@ FAMILIES = {
         qkv_bias=_has_qkv_bias,
         has="a gated shared expert, dense layers if config.json lists them",
     ),
-    "qwen3": Family(None, window_needs_switch=True, head_norms=_always),
+    "qwen3": Family(
+        None,
+        window_needs_switch=True,
+        untrained_biases=("attention_bias",),
+        head_norms=_always,
+    ),
     "qwen3_moe": Family(
         _qwen_moe_layer,
         window_needs_switch=True,
+        untrained_biases=("attention_bias",),
         head_norms=_always,
         has="dense layers if config.json lists them",
     ),
@@ -211,6 +220,8 @@ def training_problems(config: Config) -> list[str]:
         "sliding_window": (_sliding_window(config, family), (None,)),
         "hidden_act": (config.get("hidden_act", "silu"), ("silu",)),
     }
+    for field in family.untrained_biases:
+        wrong[field] = (config.get(field) or False, (False,))
     for field, (found, expected) in wrong.items():
         if found not in expected:
             right = " or ".join("null" if value is None else str(value) for value in expected)

@@ -49,7 +49,11 @@ def check_source(
     except (SyntaxError, ValueError) as error:  # ValueError: null bytes
         raise kind.error(f"{label}: syntax error: {error}; fix it") from error
     notes = _Source(tree, label, name, kind).check(name)
-    return [*notes, *_import_notes(tree, label, kind, beside)]
+    return [
+        *notes,
+        *_import_notes(tree, label, kind, beside),
+        *(f"{label}: {text}" for text in _place_notes(tree)),
+    ]
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,7 @@ class Uses:
     """What a Python file uses, according to its text. Example: Uses({'numpy'}, ...)."""
 
     modules: frozenset[str]
-    """The first part of the name of each imported module, except relative imports."""
+    """The first part of the name of each module that the code imports by a constant name."""
     texts: frozenset[str]
     """All text constants if the code reads `__file__`, otherwise none."""
     variables: frozenset[str]
@@ -73,12 +77,7 @@ def uses_of(content: bytes) -> Uses:
     except (SyntaxError, ValueError):
         nodes = []
     places = any(isinstance(node, ast.Name) and node.id == "__file__" for node in nodes)
-    modules = {
-        name.partition(".")[0]
-        for node in nodes
-        if isinstance(node, ast.Import | ast.ImportFrom)
-        for name in _imported(node)
-    }
+    modules = {name.partition(".")[0] for node in nodes for name in _imported(node)}
     texts = {
         node.value
         for node in nodes
@@ -93,10 +92,17 @@ def uses_of(content: bytes) -> Uses:
     )
 
 
-def _imported(node: ast.Import | ast.ImportFrom) -> list[str]:
-    if isinstance(node, ast.Import):
-        return [alias.name for alias in node.names]
-    return [node.module] if node.module and not node.level else []
+def _imported(node: ast.AST) -> list[str]:
+    """Return the modules that a node imports, except relative ones."""
+    match node:
+        case ast.Import(names=names):
+            return [alias.name for alias in names]
+        case ast.ImportFrom(module=str(module), level=0):
+            return [module]
+        case ast.Call(func=called, args=[ast.Constant(value=str(name)), *_]):
+            if _ends(called, "import_module") or _ends(called, "__import__"):
+                return [] if name.startswith(".") else [name]
+    return []
 
 
 def _variable(node: ast.AST) -> tuple[str, bool] | None:
@@ -280,6 +286,25 @@ def _import_notes(
                     f"{label}: it imports {package!r}, which is not installed here, but the "
                     f"{kind.runners} need it; {kind.supply}"
                 )
+
+
+def _place_notes(tree: ast.Module) -> Iterator[str]:
+    """Yield notes on relative imports and on files that are opened by a relative path."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.ImportFrom(level=level, module=module) if level:
+                name = module or ", ".join(alias.name for alias in node.names)
+                yield (
+                    f"line {node.lineno}: the relative import of {name} fails, because the file "
+                    "is not run as part of a package; import the module without a dot"
+                )
+            case ast.Call(func=ast.Name(id="open"), args=[ast.Constant(value=str(path)), *_]):
+                if path and not path.startswith(("/", "~")):
+                    yield (
+                        f"line {node.lineno}: {path!r} is opened relative to the working "
+                        "directory, which is not this file's folder where the file runs; write "
+                        f"Path(__file__).parent / {path!r}"
+                    )
 
 
 def is_installed(package: str) -> bool:

@@ -207,7 +207,14 @@ def _listed(uri: str, folder: _Folder) -> ListedRun:
         # A damaged run must not hide the other runs.
         except (StoreError, TypeError, ValueError) as error:
             return replace(found, state="damaged", message=str(error))
-    return replace(found, state="recorded set", message="") if "step" in folder.has else found
+    if "step" in folder.has:
+        return replace(found, state="recorded set", message="")
+    if (number := folder.newest_attempt) is not None:  # refused before its inputs were staged
+        try:
+            return _read_attempt(open_store(uri), folder, number, found)
+        except (StoreError, TypeError, ValueError) as error:
+            return replace(found, state="damaged", message=str(error))
+    return found
 
 
 def _read(store: Store, folder: _Folder, found: ListedRun) -> ListedRun:
@@ -221,19 +228,19 @@ def _read(store: Store, folder: _Folder, found: ListedRun) -> ListedRun:
         step = finished - 1
         metrics = find_commit_of(store, keys.metrics(step), {"step": step}) or {}
         reward = named_today(parse.field(metrics, "metrics", parse.numbers)).get(_REWARD)
-    number = folder.newest_attempt
-    if number is None:
-        return replace(found, state="never started", message="", total_steps=total, reward=reward)
+    found = replace(found, total_steps=total, reward=reward)
+    if (number := folder.newest_attempt) is None:
+        return replace(found, state="never started", message="")
+    return _read_attempt(store, folder, number, found)
+
+
+def _read_attempt(store: Store, folder: _Folder, number: int, found: ListedRun) -> ListedRun:
+    """Return `found` with the values from the newest attempt. Raises StoreError or ValueError."""
     attempt = read_commit(store, keys.attempt(number))
     attempted = parse_total(attempt)
     state, message = _state(find_commit(store, keys.stop(number)), attempt, folder.last_s)
-    return replace(
-        found,
-        state=state,
-        message=message,
-        total_steps=total if attempted is None else attempted,
-        reward=reward,
-    )
+    total = found.total_steps if attempted is None else attempted
+    return replace(found, state=state, message=message, total_steps=total)
 
 
 def parse_stop(stop: Mapping[str, Any]) -> tuple[State, str]:

@@ -9,6 +9,7 @@ from pipeline.config.keys import all_keys
 from pipeline.config.reading.load import load_config
 from pipeline.config.reading.spellings import our_spelling
 from pipeline.config.reading.verl import find_foreign
+from pipeline.config.rules.replay import sampling_problems
 from pipeline.errors import InputError
 
 _PROBLEM = re.compile(
@@ -73,11 +74,18 @@ def sort_settings(settings: Mapping[str, Any]) -> SortedSettings:
 
 
 def _comments(result: SortedSettings) -> dict[str, str]:
-    """Return the notes on kept settings, by key; missing settings get a placeholder."""
+    """Return the notes on kept settings, by key; missing settings get a placeholder.
+
+    Restrictions on sampling, which load_config accepts, are moved to the refused settings.
+    """
     try:
         loaded = load_config({}, [*result.kept.items(), *((key, "x") for key in result.missing)])
     except InputError:  # a missing setting does not accept the placeholder
         return {}
+    for problem in sampling_problems(loaded.config):
+        key, _, text = problem.partition(": ")
+        if key in result.kept:
+            _take_out(result, key, result.kept.pop(key), text)
     found = [_PROBLEM.fullmatch(note) for note in loaded.notes]
     return {note["key"]: note["text"] for note in found if note and note["key"] in result.kept}
 

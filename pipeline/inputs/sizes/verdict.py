@@ -4,7 +4,12 @@ from pipeline.config.rules.layout import layout_problems
 from pipeline.config.tree import RunConfig
 from pipeline.errors import InputError
 from pipeline.hardware import least_gpu_memory
-from pipeline.inputs.machine import engines_on_one_gpu, machine_problems, this_machine
+from pipeline.inputs.machine import (
+    engines_on_one_gpu,
+    gpu_problems,
+    machine_problems,
+    this_machine,
+)
 from pipeline.inputs.model_folder import found_config
 from pipeline.inputs.sizes.estimate import estimate_memory
 from pipeline.inputs.sizes.limit import memory_problems
@@ -40,12 +45,13 @@ def gpu_verdict(config: RunConfig, limit: int) -> tuple[Memory, list[str]] | Non
 def missing(config: RunConfig) -> list[str]:
     """Return what this machine lacks for a run: GPUs, memory, packages and disk space.
 
-    Prompts are assumed to have the maximum length. If the device cannot be used at all, or if
-    config.json is unusable, the checks that need it are skipped; other checks report the reason.
+    Prompts are assumed to have the maximum length. If the device cannot be used at all, only GPUs
+    are counted; if config.json is unusable, the checks that need it are skipped. Other checks
+    report the reason.
     """
     machine = this_machine(config)
     if machine.unusable:
-        return []
+        return gpu_problems(config, machine)
     hf_config = found_config(config.actor_rollout_ref.model.path)
     writes = None
     try:

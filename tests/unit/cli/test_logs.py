@@ -62,6 +62,14 @@ def test_the_last_lines_of_each_worker_are_shown(logs, named):
     assert command(named, "--worker", "training-0", "-n", "1") == ["training 1"]
 
 
+def test_settings_may_be_given_as_for_the_run(logs):
+    name = "trainer.experiment_name=other"
+    (logs.parents[1] / "other/logs").mkdir(parents=True, exist_ok=True)
+    (logs.parents[1] / "other/logs/training-0.log").write_text("other\n")
+    assert command("config.yaml", name) == ["other"]
+    assert "not a settings file" in command("test", name, expect=2)[0]
+
+
 def test_an_unknown_worker_is_refused(logs):
     assert command("test", "--worker", "rollout-1", expect=2) == [
         "error: --worker rollout-1: no such worker; found rollout-0, training-0"

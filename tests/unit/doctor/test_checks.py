@@ -90,6 +90,8 @@ def test_gpus_that_cannot_be_used_are_reported_as_broken(monkeypatch: pytest.Mon
 def test_the_findings_of_the_all_reduce(answers):
     answers({"backend": "gloo", "seconds": 0.12})
     assert checks.check_all_reduce(NEEDED) == ok("all-reduce", "2 ranks, gloo, 0.1 s")
+    without = checks.check_all_reduce(ON_GPUS)
+    assert without == absent("all-reduce", "not tried: no GPU", needed=False)
     answers("RuntimeError: NCCL error: unhandled system error")
     finding = checks.check_all_reduce(NEEDED)
     assert finding.state is State.BROKEN

@@ -181,8 +181,9 @@ def test_problems_with_the_surroundings_are_reported_together(
 @pytest.mark.parametrize("url", ["http://prefect.invalid/api", "nonsense", "http://[::1/api"])
 def test_a_prefect_server_that_cannot_exist_is_refused(monkeypatch: pytest.MonkeyPatch, url: str):
     monkeypatch.setenv("PREFECT_API_URL", url)
-    with pytest.raises(InputError, match="PREFECT_API_URL: found "):
+    with pytest.raises(InputError, match="PREFECT_API_URL: found ") as caught:
         check_prefect()
+    assert ("write http://" in str(caught.value)) == ("://" not in url)
 
 
 def test_a_silent_or_failing_prefect_server_is_refused(monkeypatch: pytest.MonkeyPatch):

@@ -108,6 +108,11 @@ def test_other_families_are_refused_with_a_reason_and_the_list_of_supported_ones
         ("qwen3_moe", {"hidden_act": "gelu"}, "hidden_act='gelu'"),
         ("qwen3", {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}},
          "rope_type='linear', expected default:"),
+        *((family, {"attention_bias": True}, "attention_bias=True, expected False")
+          for family in ("deepseek_v3", "llama", "qwen3", "qwen3_moe")),
+        ("llama", {"mlp_bias": True}, "mlp_bias=True"),
+        ("llama", {"qkv_bias": True}, "qkv_bias=True"),
+        ("llama", {"bias": True}, "bias=True"),
         ("deepseek_v3", {"topk_group": 4}, "topk_group=4"),
         ("deepseek_v3", {"norm_topk_prob": False}, "norm_topk_prob=False"),
         ("glm4_moe", {"n_group": 4, "topk_group": 4}, "topk_group=4"),

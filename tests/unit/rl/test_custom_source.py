@@ -91,6 +91,20 @@ def test_a_note_names_packages_that_this_machine_lacks():
     assert note.startswith("r.py: it imports 'not_there', which is not installed here, but")
 
 
+@pytest.mark.parametrize(
+    ("line", "part"),
+    [
+        ("from .helper import value", "line 1: the relative import of helper fails"),
+        ("from . import helper", "line 1: the relative import of helper fails"),
+        ("table = open('table.json')", "write Path(__file__).parent / 'table.json'"),
+    ],
+)
+def test_a_note_names_what_depends_on_the_place_of_the_file(line, part):
+    [note] = notes(f"{line}\n{GOOD}")
+    assert part in note
+    assert notes(f"open('/etc/hosts')\nfrom pathlib import Path\n{GOOD}") == []
+
+
 def test_the_file_is_not_executed(tmp_path):
     marker = tmp_path / "ran"
     notes(f"open({str(marker)!r}, 'w')\n{GOOD.replace('=None', f'=open({str(marker)!r}, 1)')}")

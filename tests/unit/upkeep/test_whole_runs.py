@@ -103,6 +103,16 @@ def test_the_owner_decides_whether_a_run_is_running(tmp_path, owner, quiet_s, st
         assert not (tmp_path / "run").exists()
 
 
+def test_a_run_that_was_refused_before_its_inputs_were_staged_is_listed_and_removed(tmp_path):
+    store = open_store(str(tmp_path / "store/refused"))
+    end_attempt(store, make_attempt(store, 0, 8), "failed", "the reward function raises")
+    found = listed(tmp_path / "store")["refused"]
+    assert (found.state, found.total_steps) == ("failed", 8)
+    assert found.message == "the reward function raises"
+    remove_run(str(tmp_path / "store/refused"))
+    assert not (tmp_path / "store/refused").exists()
+
+
 def test_damaged_runs_and_other_folders_are_named(tmp_path):
     make_run(tmp_path / "store/whole", 1)
     make_run(tmp_path / "store/cut", 1)

@@ -371,3 +371,13 @@ def test_verls_defaults_are_known():
     others = differing - VERL_DEFAULTS.keys() - {"custom_reward_function.path"}
     assert others == OTHER_DEFAULTS.keys() & differing
     assert VERL_DEFAULTS.keys() <= differing
+
+
+def test_restricted_sampling_must_be_decided(tmp_path):
+    rollout = "actor_rollout_ref.rollout"
+    job = f"python3 -m verl.trainer.main_ppo {rollout}.top_p=0.9 {rollout}.top_k=20"
+    script = tmp_path / "job.sh"
+    script.write_text(job)
+    text = import_verl(script, [], {})
+    assert {"top_p", "top_k"} <= todos(text)
+    check_import(tmp_path, text)
