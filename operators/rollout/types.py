@@ -21,7 +21,7 @@ class RolloutError(Exception):
 
 
 class UnusablePolicyError(RolloutError, LastingError):
-    """The policy's weights give no finite log-probs, so that every restart would fail alike."""
+    """The policy gives no finite log-probs, so every restart would fail in the same way."""
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ def test_logprobs_of_the_sampled_tokens_are_returned():
 
 @pytest.mark.parametrize("value", [float("nan"), float("-inf"), float("inf")])
 def test_a_policy_without_finite_logprobs_is_not_started_again(value):
-    """The same weights and seeds would fail alike after a restart."""
+    """The same weights and seeds would fail again after a restart."""
     with pytest.raises(RolloutError, match=r"000000/0/1.* token 1 is ") as caught:
         _logprobs(flat([5, 7], [-1.5, value]), [5, 7], "000000/0/1")
     assert exit_code(caught.value) == CONFIGURATION_ERROR
