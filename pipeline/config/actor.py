@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from pipeline.config.optim import Optim
-from pipeline.config.section import FOR_WORKERS, PLACE, NamedFunction, Section, formerly
+from pipeline.config.section import FOR_WORKERS, PLACE, NamedFunction, Section
 from pipeline.rl.loss_table import LOSSES
 from pipeline.rl.losses.aggregate import AggregationMode
 
@@ -30,7 +30,6 @@ class RouterReplay(Section):
     )
     replay_other_weights: bool = Field(
         False,
-        json_schema_extra=formerly(False),  # sets of older runs do not record the weights digest
         description="Accept a replay_file from a run whose policy 0 had different weights. The "
         "file's routes may differ from those that this run's routers would choose.",
     )
@@ -48,7 +47,7 @@ class RouterReplay(Section):
         0.1,
         ge=0,
         le=1,
-        json_schema_extra=FOR_WORKERS | formerly(0.1),
+        json_schema_extra=FOR_WORKERS,
         description="Minimum share of rows, in each layer and in each sample, for which the "
         "trainer's own router would choose the recorded experts. If the share is lower in any "
         "layer or sample, the routes are unhealthy (see on_unhealthy). Other limits are fixed "
@@ -56,7 +55,7 @@ class RouterReplay(Section):
     )
     on_unhealthy: Literal["fail", "warn"] = Field(
         "fail",
-        json_schema_extra=FOR_WORKERS | formerly("warn"),
+        json_schema_extra=FOR_WORKERS,
         description="Reaction to recorded routes that do not fit the model. fail: end the step "
         "with an error before training; warn: log a warning and count the findings "
         "(replay/unhealthy). With replay_other_weights, the reaction is always warn.",
@@ -101,7 +100,6 @@ class Megatron(Section):
     )
     use_remove_padding: bool = Field(
         True,
-        json_schema_extra=formerly(False),
         description="true: pack a micro-batch's samples back to back; false: pad each sample to "
         "the length of the longest one.",
     )
@@ -116,25 +114,21 @@ class Megatron(Section):
     )
     param_offload: bool = Field(
         False,
-        json_schema_extra=formerly(False),
         description="Keep the weights in host memory during the passes of the reference policy "
         "(use_kl_loss, use_kl_in_reward) and of the critic. On a CPU, this setting "
         "copies the weights but saves no memory.",
     )
     grad_offload: bool = Field(
         False,
-        json_schema_extra=formerly(False),
         description="Free the gradients' memory during log-prob passes and the critic's passes.",
     )
     optimizer_offload: bool = Field(
         False,
-        json_schema_extra=formerly(False),
         description="Keep the optimizer's state in host memory during log-prob passes and the "
         "critic's passes. On a CPU, this setting copies the state but saves no memory.",
     )
     override_ddp_config: dict[str, Any] = Field(
         default_factory=dict,
-        json_schema_extra=formerly({}),
         description="Fields of Megatron-core's DistributedDataParallelConfig, as in verl, such as "
         "grad_reduce_in_fp32, overlap_grad_reduce and bucket_size.",
     )
@@ -150,39 +144,33 @@ class ActorLoss(Section):
 
     loss_mode: Annotated[str, NamedFunction(LOSSES)] = Field(
         "vanilla",
-        json_schema_extra=formerly("vanilla"),
         description="The policy loss; see [algorithms.md](algorithms.md#losses).",
     )
     clip_cov_ratio: float = Field(
         0.0002,
         gt=0,
         le=1,
-        json_schema_extra=formerly(0.0002),
         description="clip_cov: share of a mini-batch's tokens that is drawn at random and left "
         "out of the loss; always at least one token.",
     )
     clip_cov_lb: float = Field(
         1.0,
-        json_schema_extra=formerly(1.0),
         description="clip_cov: only tokens with a covariance above this value may be drawn.",
     )
     clip_cov_ub: float = Field(
         5.0,
-        json_schema_extra=formerly(5.0),
         description="clip_cov: only tokens with a covariance below this value may be drawn.",
     )
     kl_cov_ratio: float = Field(
         0.0002,
         gt=0,
         le=1,
-        json_schema_extra=formerly(0.0002),
         description="kl_cov: share of a mini-batch's tokens that is penalised; always at least "
         "one token.",
     )
     ppo_kl_coef: float = Field(
         0.1,
         ge=0,
-        json_schema_extra=formerly(0.1),
         description="kl_cov: weight of the penalty.",
     )
 
@@ -199,14 +187,12 @@ class Actor(Section):
     )
     use_dynamic_bsz: bool = Field(
         False,
-        json_schema_extra=formerly(False),
         description="Form micro-batches by token count (ppo_max_token_len_per_gpu), not by number "
         "of samples.",
     )
     ppo_max_token_len_per_gpu: int = Field(
         16_384,
         ge=1,
-        json_schema_extra=formerly(16_384),
         description="With use_dynamic_bsz: maximum number of tokens per micro-batch on each rank.",
     )
     ppo_epochs: int = Field(1, ge=1, description="Number of passes over a step's samples.")
@@ -231,13 +217,11 @@ class Actor(Section):
     tau_pos: float = Field(
         1.0,
         gt=0,
-        json_schema_extra=formerly(1.0),
         description="sapo: steepness of the gate for positive advantages.",
     )
     tau_neg: float = Field(
         1.05,
         gt=0,
-        json_schema_extra=formerly(1.05),
         description="sapo: steepness of the gate for all other advantages.",
     )
     policy_loss: ActorLoss = Field(default_factory=ActorLoss)
@@ -249,7 +233,6 @@ class Actor(Section):
     loss_scale_factor: float | None = Field(
         None,
         gt=0,
-        json_schema_extra=formerly(None),
         description="seq-mean-token-sum-norm: the divisor of each sample's sum; null: "
         "data.max_response_length.",
     )

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from pipeline.config.section import NamedFunction, Section, formerly
+from pipeline.config.section import NamedFunction, Section
 from pipeline.rl.corrections.forms import NO_BOUNDS, Correction, rejections, weight_bounds
 from pipeline.rl.corrections.presets import PRESETS
 from pipeline.rl.estimator_table import ESTIMATORS
@@ -16,7 +16,6 @@ class RolloutCorrection(Section):
 
     preset: str | None = Field(
         None,
-        json_schema_extra=formerly(None),
         description="Name of one of verl's presets for the settings in this group, such as "
         "decoupled_seq_is_rs. Of the settings that the preset determines, only the thresholds may "
         "be set to other values.",
@@ -34,19 +33,16 @@ class RolloutCorrection(Section):
     )
     rollout_is_batch_normalize: bool = Field(
         False,
-        json_schema_extra=formerly(False),
         description="Divide the weights by their mean over the step.",
     )
     rollout_rs: str | None = Field(
         None,
-        json_schema_extra=formerly(None),
         description="Criteria for rejecting tokens or sequences, such as token_k1 or seq_mean_k3 "
         "(docs/corrections.md). Rejected tokens and sequences are not trained on. Separate several "
         "criteria with commas.",
     )
     rollout_rs_threshold: float | str | None = Field(
         None,
-        json_schema_extra=formerly(None),
         description="Thresholds for rollout_rs: one for all its criteria, or one for each, "
         "separated by commas. k1: bounds on 1/r, as in '0.5_2.0', or a single number u for the "
         "range from 1/u to u. k2 and k3: the largest value that passes.",
@@ -55,26 +51,22 @@ class RolloutCorrection(Section):
         None,
         gt=0,
         lt=1,
-        json_schema_extra=formerly(None),
         description="Reject sequences that contain a token whose r is below this value, for "
         "example 1e-4.",
     )
     bypass_mode: bool = Field(
         False,
-        json_schema_extra=formerly(False),
         description="true: use the engine's log-probs as old log-probs, and skip the pass that "
         "would compute them. Each update then computes the correction from its own log-probs.",
     )
     loss_type: Literal["ppo_clip", "reinforce"] = Field(
         "ppo_clip",
-        json_schema_extra=formerly("ppo_clip"),
         description="Loss if bypass_mode is true. ppo_clip: actor.policy_loss, with the ratio of "
         "the trainer's to the engine's probabilities; reinforce: REINFORCE with the weights of "
         "rollout_is.",
     )
     uncorrected_staleness: bool = Field(
         False,
-        json_schema_extra=formerly(True),
         description="true: train on samples that an older policy version generated "
         "(trainer.max_staleness), without any correction.",
     )
@@ -119,13 +111,11 @@ class FilterGroups(Section):
 
     enable: bool = Field(
         False,
-        json_schema_extra=formerly(False),
         description="true: train each step on data.train_batch_size groups whose samples differ "
         "in `metric`. Rejected groups stay in the store with the reason for their rejection.",
     )
     metric: str | None = Field(
         None,
-        json_schema_extra=formerly(None),
         description="Value that must differ among a group's samples. seq_reward: the reward; "
         "score: the reward without the overlong penalty; acc: the entry `acc` of the dict that "
         "the reward function returns, or score if the dict has no such entry; any other name: the "
@@ -133,7 +123,6 @@ class FilterGroups(Section):
     )
     max_num_gen_batches: int = Field(
         0,
-        json_schema_extra=formerly(0),
         description="Maximum number of batches, of data.gen_batch_size prompts each, that a step "
         "samples. If these batches do not fill the step, the run ends with an error. The value 0 "
         "(no limit in verl) is refused, because each step reserves a window of this many batches, "
@@ -146,27 +135,23 @@ class KlCtrl(Section):
 
     type: Literal["fixed", "adaptive"] = Field(
         "fixed",
-        json_schema_extra=formerly("fixed"),
         description="fixed: the coefficient is constant; adaptive: it rises after a step whose KL "
         "is above target_kl, and falls after a step whose KL is below target_kl.",
     )
     kl_coef: float = Field(
         0.001,
         ge=0,
-        json_schema_extra=formerly(0.001),
         description="The coefficient; adaptive: its value in the first step.",
     )
     horizon: int = Field(
         10_000,
         ge=1,
-        json_schema_extra=formerly(10_000),
         description="adaptive: number of samples over which the coefficient changes by at most a "
         "fifth.",
     )
     target_kl: float = Field(
         0.1,
         gt=0,
-        json_schema_extra=formerly(0.1),
         description="adaptive: the target KL per token.",
     )
 
@@ -186,33 +171,28 @@ class Algorithm(Section):
         1.0,
         ge=0,
         le=1,
-        json_schema_extra=formerly(1.0),
         description="reinforce_plus_plus, gae: discount factor for later rewards.",
     )
     lam: float = Field(
         1.0,
         ge=0,
         le=1,
-        json_schema_extra=formerly(1.0),
         description="gae: weight of the temporal differences at later tokens.",
     )
     use_kl_in_reward: bool = Field(
         False,
-        json_schema_extra=formerly(False),
         description="Subtract kl_ctrl.kl_coef times the KL to the reference policy (policy 0) from "
         "each token's score, before advantages are computed. With R3, this KL includes the "
         "difference in routing, as with use_kl_loss.",
     )
     kl_penalty: KlEstimator = Field(
         "kl",
-        json_schema_extra=formerly("kl"),
         description="Estimator of the KL that use_kl_in_reward subtracts; k1, k2 and k3 mean kl, "
         "mse and low_var_kl.",
     )
     kl_ctrl: KlCtrl = Field(default_factory=KlCtrl)
     mask_truncated_samples: bool = Field(
         False,
-        json_schema_extra=formerly(False),
         description="true: exclude from the loss all responses that were cut off at "
         "data.max_response_length; their rewards still count in their group's mean (DAPO's "
         "overlong filtering).",

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from pipeline.config.actor import Actor
 from pipeline.config.optim import Optim
-from pipeline.config.section import Section, formerly
+from pipeline.config.section import Section
 
 
 class CriticOptim(Optim):
@@ -15,13 +15,11 @@ class CriticOptim(Optim):
     lr: float = Field(1e-5, gt=0, description="Learning rate after warm-up.")
     weight_decay_on_norms: bool = Field(
         False,
-        json_schema_extra=formerly(False),
         description="true: weight decay also applies to norms and biases (one-dimensional "
         "parameters).",
     )
     skip_nonfinite: bool = Field(
         True,
-        json_schema_extra=formerly(True),
         description="true: skip the optimizer step of each mini-batch whose gradient norm is not "
         "finite, and count these mini-batches (critic/skipped). The run ends at the fourth such "
         "mini-batch in a row. false: the run ends at the first such mini-batch.",

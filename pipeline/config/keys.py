@@ -4,7 +4,7 @@ import copy
 import re
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, Literal, TypeVar
@@ -23,7 +23,6 @@ _NAMES = {
     str: "text",
     type(None): "null",
 }
-_UNSAID = object()
 _Section = TypeVar("_Section", bound=BaseModel)
 _COUNTED = {str: "characters"}
 _PLURALS = {int: "integers", float: "numbers", str: "texts"}
@@ -40,9 +39,6 @@ class Key:
     field: FieldInfo
     section: type[BaseModel] | None
     """The group of settings under this key; None for a single value."""
-    of_group: Any = _UNSAID
-    """The value in older runs, if the mark (`formerly`) on the setting's group gives it; otherwise
-    _UNSAID."""
 
     @property
     def operational(self) -> bool:
@@ -58,19 +54,6 @@ class Key:
     def names_input(self) -> bool:
         """Whether the setting is the path of an input, whose content is part of the identity."""
         return _marked(self.field, "input")
-
-    @property
-    def is_new(self) -> bool:
-        """Whether some runs are older than the setting; `former` is its value in those runs."""
-        return "formerly" in _marks(self.field) or self.of_group is not _UNSAID
-
-    @property
-    def former(self) -> Any:
-        """The value in runs older than the setting. Raises KeyError if the setting is not new."""
-        marks = _marks(self.field)
-        if self.of_group is _UNSAID or "formerly" in marks:
-            return marks["formerly"]
-        return self.of_group
 
     @property
     def default(self) -> Any:
@@ -103,7 +86,7 @@ class Key:
 @cache
 def all_keys() -> dict[str, Key]:
     """Return all groups and settings by dotted key, in the order of the tree."""
-    return {key.name: key for key in _walk(RunConfig, "", _UNSAID)}
+    return {key.name: key for key in _walk(RunConfig, "")}
 
 
 def setting_keys() -> list[Key]:
@@ -143,20 +126,12 @@ def with_value(section: _Section, key: str, value: Any) -> _Section:
     return section.model_copy(update={first: below})
 
 
-def _walk(section: type[BaseModel], prefix: str, of_group: Any) -> Iterator[Key]:
-    """Yield the keys of a section.
-
-    `of_group` contains the values of this group in older runs, keyed by name. If it is _UNSAID,
-    each setting has its own mark.
-    """
+def _walk(section: type[BaseModel], prefix: str) -> Iterator[Key]:
     for name, field in section.model_fields.items():
         below = _section_of(field.annotation)
-        former = of_group[name] if isinstance(of_group, Mapping) else _UNSAID
-        key = Key(prefix + name, _expected(field), field, below, former)
-        yield key
+        yield Key(prefix + name, _expected(field), field, below)
         if below is not None:
-            of_below = key.former if key.is_new and isinstance(key.former, Mapping) else _UNSAID
-            yield from _walk(below, f"{prefix}{name}.", of_below)
+            yield from _walk(below, f"{prefix}{name}.")
 
 
 def _texts(annotation: Any) -> bool:
@@ -260,9 +235,5 @@ def _bounds(metadata: list[Any]) -> str:
 
 
 def _marked(field: FieldInfo, marker: str) -> bool:
-    return _marks(field).get(marker) is True
-
-
-def _marks(field: FieldInfo) -> dict[str, Any]:
     extra = field.json_schema_extra
-    return dict(extra) if isinstance(extra, dict) else {}
+    return isinstance(extra, dict) and extra.get(marker) is True

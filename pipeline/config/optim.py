@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Lt
 from pydantic import Field
 
-from pipeline.config.section import Section, formerly
+from pipeline.config.section import Section
 
 
 class Optim(Section):
@@ -15,7 +15,6 @@ class Optim(Section):
     lr_warmup_init: float = Field(
         0.0,
         ge=0,
-        json_schema_extra=formerly(0.0),
         description="Learning rate from which warm-up starts.",
     )
     lr_warmup_steps: int = Field(0, ge=0, description="Number of steps of linear warm-up.")
@@ -23,20 +22,17 @@ class Optim(Section):
         0.0,
         ge=0,
         le=1,
-        json_schema_extra=formerly(0.0),
         description="Length of the warm-up as a share of lr_decay_steps; used only if "
         "lr_warmup_steps is 0.",
     )
     lr_decay_style: Literal["constant", "linear", "cosine", "inverse-square-root", "WSD"] = Field(
         "constant",
-        json_schema_extra=formerly("constant"),
         description="How the rate declines from lr to min_lr after warm-up. constant: it stays at "
         "lr; WSD (warm-up, stable, decay): it stays at lr until the last lr_wsd_decay_steps steps.",
     )
     lr_decay_steps: int | None = Field(
         None,
         ge=1,
-        json_schema_extra=formerly(None),
         description="Number of steps, including warm-up, after which the rate is min_lr; null: the "
         "number of steps that the run has when it is created. If the run is extended later, its "
         "schedule does not change.",
@@ -44,25 +40,21 @@ class Optim(Section):
     min_lr: float = Field(
         0.0,
         ge=0,
-        json_schema_extra=formerly(0.0),
         description="Minimum rate after warm-up; it has no effect with lr_decay_style=constant.",
     )
     lr_wsd_decay_style: Literal["linear", "cosine", "exponential", "minus_sqrt"] = Field(
         "exponential",
-        json_schema_extra=formerly("exponential"),
         description="WSD: how the rate declines in the last lr_wsd_decay_steps steps.",
     )
     lr_wsd_decay_steps: int | None = Field(
         None,
         ge=1,
-        json_schema_extra=formerly(None),
         description="WSD: number of steps over which the rate declines. The decline ends at step "
         "lr_decay_steps.",
     )
     weight_decay: float = Field(0.01, ge=0, description="Decoupled weight decay.")
     weight_decay_on_norms: bool = Field(
         False,
-        json_schema_extra=formerly(True),
         description="true: weight decay also applies to norms and biases (one-dimensional "
         "parameters).",
     )
@@ -71,36 +63,30 @@ class Optim(Section):
     )
     use_precision_aware_optimizer: bool = Field(
         False,
-        json_schema_extra=formerly(False),
         description="Store the gradients and Adam's moments in the data types that the next three "
         "settings select, and use Transformer Engine's FusedAdam (GPUs only).",
     )
     main_grads_dtype: Literal["fp32", "bf16"] = Field(
         "fp32",
-        json_schema_extra=formerly("fp32"),
         description="With use_precision_aware_optimizer: data type in which gradients are stored "
         "and summed over ranks.",
     )
     exp_avg_dtype: Literal["fp32", "bf16"] = Field(
         "fp32",
-        json_schema_extra=formerly("fp32"),
         description="With use_precision_aware_optimizer: data type of Adam's first moment.",
     )
     exp_avg_sq_dtype: Literal["fp32", "bf16"] = Field(
         "fp32",
-        json_schema_extra=formerly("fp32"),
         description="With use_precision_aware_optimizer: data type of Adam's second moment.",
     )
     override_optimizer_config: dict[str, Any] = Field(
         default_factory=dict,
-        json_schema_extra=formerly({}),
         description="Fields of Megatron-core's OptimizerConfig, as in verl, such as "
         "optimizer_cpu_offload, optimizer_offload_fraction and adam_eps.",
     )
     clip_grad: float = Field(1.0, ge=0, description="Maximum gradient norm; 0: no clipping.")
     skip_nonfinite: bool = Field(
         True,
-        json_schema_extra=formerly(False),
         description="true: skip the optimizer step of each mini-batch whose gradient norm is not "
         "finite, and count these mini-batches (update/skipped). The run ends at the fourth such "
         "mini-batch in a row. false: the run ends at the first such mini-batch.",

@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from pipeline.config.section import Section, formerly
+from pipeline.config.section import Section
 
 
 class LogProbCut(Section):
@@ -11,20 +11,17 @@ class LogProbCut(Section):
     log_prob_micro_batch_size_per_gpu: int | None = Field(
         None,
         ge=1,
-        json_schema_extra=formerly(None),
         description="Samples per micro-batch of the log-prob pass on each data-parallel rank; "
         "null: actor.ppo_micro_batch_size_per_gpu.",
     )
     log_prob_use_dynamic_bsz: bool | None = Field(
         None,
-        json_schema_extra=formerly(None),
         description="Split the log-prob pass by token count instead of by number of samples; "
         "null: actor.use_dynamic_bsz.",
     )
     log_prob_max_token_len_per_gpu: int | None = Field(
         None,
         ge=1,
-        json_schema_extra=formerly(None),
         description="Maximum number of tokens per micro-batch of the log-prob pass, if the pass "
         "is split by token count; null: actor.ppo_max_token_len_per_gpu. If the pass is split "
         "differently from the updates, its log-probs differ slightly from those of the updates, "
@@ -37,7 +34,6 @@ class RefMegatron(Section):
 
     param_offload: bool | None = Field(
         None,
-        json_schema_extra=formerly(None),
         description="Keep the reference policy's weights in host memory between its passes "
         "(use_kl_loss, use_kl_in_reward); null: actor.megatron.param_offload. On a CPU, this "
         "setting copies the weights but saves no memory.",

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from pipeline.config.section import FOR_WORKERS, Section, formerly
+from pipeline.config.section import FOR_WORKERS, Section
 
 
 class OverlongBuffer(Section):
@@ -12,7 +12,6 @@ class OverlongBuffer(Section):
 
     enable: bool = Field(
         False,
-        json_schema_extra=formerly(False),
         description="Lower the reward of responses that have more than data.max_response_length - "
         "len tokens, in proportion to the excess. The penalty for a response of the maximum length "
         "is penalty_factor.",
@@ -20,13 +19,10 @@ class OverlongBuffer(Section):
     len: int = Field(
         0,
         ge=0,
-        json_schema_extra=formerly(0),
         description="Number of tokens over which the penalty grows; it must be at least 1 if "
         "enable is true.",
     )
-    penalty_factor: float = Field(
-        1.0, ge=0, json_schema_extra=formerly(1.0), description="The maximum penalty."
-    )
+    penalty_factor: float = Field(1.0, ge=0, description="The maximum penalty.")
 
 
 class RewardKwargs(Section):
@@ -47,14 +43,14 @@ class Reward(Section):
     timeout_s: float | None = Field(
         60.0,
         gt=0,
-        json_schema_extra=FOR_WORKERS | formerly(None),
+        json_schema_extra=FOR_WORKERS,
         description="Time limit for one call of the reward function, in seconds. A process that "
         "exceeds the limit is terminated. null: no limit.",
     )
     num_workers: int = Field(
         8,
         ge=1,
-        json_schema_extra=FOR_WORKERS | formerly(1),
+        json_schema_extra=FOR_WORKERS,
         description="Number of processes that run the reward function in each rollout worker; "
         "each process scores one sample at a time. The processes start when they are needed. "
         "Increase this number for functions that wait for a server.",

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler
-from pydantic.config import JsonDict, JsonValue
+from pydantic.config import JsonDict
 from pydantic_core import CoreSchema, core_schema
 
 from pipeline.rl.custom import custom_function
@@ -15,11 +15,6 @@ OPERATIONAL: JsonDict = {"operational": True}
 FOR_WORKERS: JsonDict = {"operational": True, "for_workers": True}
 """The marker of an operational setting that workers read from attempts/NNN.json."""
 INPUT: JsonDict = {"input": True}
-
-
-def formerly(value: JsonValue) -> JsonDict:
-    """Return the marker of a setting newer than some runs; `value` applies to those runs."""
-    return {"formerly": value}
 
 
 class Section(BaseModel):

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from pipeline.config.section import FOR_WORKERS, OPERATIONAL, PLACE, Section, formerly
+from pipeline.config.section import FOR_WORKERS, OPERATIONAL, PLACE, Section
 
 _LONGEST = 40
 """Maximum length of a folder's name, in characters.
@@ -42,7 +42,7 @@ class Trainer(Section):
     total_epochs: int | None = Field(
         None,
         ge=1,
-        json_schema_extra=OPERATIONAL | formerly(None),
+        json_schema_extra=OPERATIONAL,
         description="Number of passes over the training prompts. As in verl, only full batches "
         "count: total_training_steps = floor(prompts / data.train_batch_size) * total_epochs.",
     )
@@ -50,7 +50,7 @@ class Trainer(Section):
     n_gpus_per_node: int = Field(1, ge=1, description="Training ranks per node (also on CPU).")
     device: Literal["auto", "cuda", "cpu"] = Field(
         "auto",
-        json_schema_extra=FOR_WORKERS | formerly("auto"),
+        json_schema_extra=FOR_WORKERS,
         description="Device of training ranks and engines. auto: the GPUs if there are any, "
         "otherwise the CPU. If there are GPUs that cannot be used, the run ends with an error.",
     )
@@ -71,7 +71,7 @@ class Trainer(Section):
         "retrace",
         min_length=1,
         max_length=200,
-        json_schema_extra=OPERATIONAL | formerly("retrace"),
+        json_schema_extra=OPERATIONAL,
         description="Project under which trackers show the run (MLflow calls it an experiment).",
     )
     logger: list[LoggerName] = Field(
@@ -90,7 +90,6 @@ class Trainer(Section):
     critic_warmup: int = Field(
         0,
         ge=0,
-        json_schema_extra=formerly(0),
         description="PPO: number of steps at the start of the run that train only the critic. "
         "In verl, which counts steps from 1, this phase is one step shorter.",
     )

@@ -16,7 +16,7 @@ from pipeline.config.critic import Critic
 from pipeline.config.launch import Launch
 from pipeline.config.ref import LogProbCut, Ref
 from pipeline.config.reward import Reward
-from pipeline.config.section import FOR_WORKERS, INPUT, OPERATIONAL, PLACE, Section, formerly
+from pipeline.config.section import FOR_WORKERS, INPUT, OPERATIONAL, PLACE, Section
 from pipeline.config.trainer import Trainer
 from pipeline.store.schemes import CREDENTIALS, DEFAULT_STORE, REMOTE_URI, STORE_SHAPES
 
@@ -45,7 +45,6 @@ class Data(Section):
     gen_batch_size: int | None = Field(
         None,
         ge=1,
-        json_schema_extra=formerly(None),
         description="With algorithm.filter_groups.enable: number of prompts in each batch "
         "(sub-plan) that a step samples; null: train_batch_size. Without "
         "algorithm.filter_groups.enable, only null and the value of train_batch_size are accepted.",
@@ -61,14 +60,12 @@ class Data(Section):
     )
     truncation: Literal["error", "left", "right", "middle"] = Field(
         "error",
-        json_schema_extra=formerly("error"),
         description="Treatment of prompts that are longer than max_prompt_length and are not "
         "dropped. error: refuse to start; left, right: remove tokens from that side; middle: "
         "remove tokens from the middle.",
     )
     apply_chat_template_kwargs: dict[str, Any] = Field(
         default_factory=dict,
-        json_schema_extra=formerly({}),
         description="Further variables for the model's chat template, such as {enable_thinking: "
         "false}. They apply to training and validation prompts.",
     )
@@ -100,7 +97,6 @@ class EngineKwargs(Section):
 
     vllm: dict[str, Any] = Field(
         default_factory=dict,
-        json_schema_extra=formerly({}),
         description="vLLM's engine arguments, as in verl, such as compilation_config, "
         "async_scheduling and attention_backend. Arguments that would lead to incorrect routes or "
         "log-probs are refused. vLLM checks the values when an engine starts.",
@@ -157,7 +153,7 @@ class Rollout(LogProbCut):
     )
     trace_compression: Literal["zstd", "lz4", "none"] = Field(
         "zstd",
-        json_schema_extra=FOR_WORKERS | formerly("zstd"),
+        json_schema_extra=FOR_WORKERS,
         description="Compression of the routes files. zstd produces the smallest files. lz4 and "
         "none take less processor time; choose one of them if size is unimportant, for example on "
         "a local disk.",
@@ -170,7 +166,6 @@ class Rollout(LogProbCut):
     )
     enforce_eager: bool | None = Field(
         None,
-        json_schema_extra=formerly(True),
         description="Run the engine without compilation or CUDA graphs; null: true on the CPU, "
         "false on GPUs.",
     )
@@ -199,7 +194,6 @@ class CustomRewardFunction(Section):
     name: str = Field("compute_score", description="Name of the function in that file.")
     reward_kwargs: dict[str, Any] = Field(
         default_factory=dict,
-        json_schema_extra=formerly({}),
         description="Further keyword arguments for each call of the function.",
     )
 
@@ -216,7 +210,7 @@ class PolicyDeltas(Section):
 
     enable: bool | None = Field(
         None,
-        json_schema_extra=FOR_WORKERS | formerly(False),
+        json_schema_extra=FOR_WORKERS,
         description="Store policies as exact differences; null: do this only if the weights take 1 "
         "GiB or more. With differences, each training rank keeps its share of the weights in a "
         "file under TMPDIR.",
@@ -224,7 +218,7 @@ class PolicyDeltas(Section):
     every: int = Field(
         16,
         ge=1,
-        json_schema_extra=FOR_WORKERS | formerly(16),
+        json_schema_extra=FOR_WORKERS,
         description="Store every n-th version whole, where n is this value; 1 has the same effect "
         "as enable=false. The first version that a trainer writes after it starts is also stored "
         "whole. A version is also stored whole if its difference is at least half as large as its "
@@ -274,14 +268,14 @@ class StoreSettings(Section):
     policy_cache: str = Field(
         "disk",
         pattern=r"^(disk|memory|/.*)$",
-        json_schema_extra=FOR_WORKERS | formerly("disk"),
+        json_schema_extra=FOR_WORKERS,
         description="Where rollout workers keep a policy, with one copy per machine: disk (under "
         "TMPDIR), memory (/dev/shm), or the path of a local folder.",
     )
     policy_buffer_mib: int = Field(
         2048,
         ge=1,
-        json_schema_extra=FOR_WORKERS | formerly(2048),
+        json_schema_extra=FOR_WORKERS,
         description="Limit on the host memory, in MiB, for a new policy's weights that a training "
         "rank has copied but not yet written. A tensor larger than this limit is copied on its "
         "own. Training waits while this buffer is full.",
@@ -294,9 +288,7 @@ class RunConfig(Section):
 
     data: Data = Field(default_factory=Data)
     actor_rollout_ref: ActorRolloutRef
-    critic: Critic = Field(
-        default_factory=Critic, json_schema_extra=formerly(Critic().model_dump(mode="json"))
-    )
+    critic: Critic = Field(default_factory=Critic)
     algorithm: Algorithm = Field(default_factory=Algorithm)
     custom_reward_function: CustomRewardFunction | None = Field(
         None,

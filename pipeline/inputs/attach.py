@@ -14,7 +14,6 @@ from typing import Any
 
 from pipeline.config.identity import LAYOUT, differing, input_of
 from pipeline.config.keys import value_at
-from pipeline.config.stored import with_former_values
 from pipeline.config.tree import RunConfig
 from pipeline.errors import InputError
 from pipeline.inputs.checked import CheckedInputs
@@ -63,31 +62,17 @@ class Mended:
     """The changes, and why they are allowed, as one line."""
 
 
-def settings_of_older_run(
-    config: RunConfig,
-) -> tuple[RunConfig, Mapping[str, Any] | None, tuple[str, ...]]:
-    """Return the settings for a run that may already exist and may be older than some settings.
+def stored_settings(config: RunConfig) -> Mapping[str, Any] | None:
+    """Return the stored settings of the run that these settings name.
 
-    A setting that the user did not set keeps the value that it had in the run, so that a new
-    default does not change an old run. If the store or run cannot be read, the settings stay
-    unchanged, because `check_inputs` or `attach` will refuse the run.
-
-    Returns:
-        The settings to use; the stored settings of the existing run, or None if there is no such
-        run; and notes for the user.
+    Returns None if there is no such run, or if it cannot be read, because `check_inputs` or
+    `attach` will refuse it.
     """
     try:
         run = find_description(open_store(config.run_uri))
     except StoreError:
-        return config, None, ()
-    if run is None:
-        return config, None, ()
-    config, taken = with_former_values(config, run.settings)
-    notes = tuple(
-        f"{key}: {value!r}, because the run is older than this setting"
-        for key, value in taken.items()
-    )
-    return config, run.settings, notes
+        return None
+    return None if run is None else run.settings
 
 
 def attach(inputs: CheckedInputs) -> Mended | None:

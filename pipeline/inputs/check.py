@@ -16,7 +16,7 @@ from pipeline.config.rules.pods import InstalledGpus
 from pipeline.config.tree import RunConfig
 from pipeline.errors import InputError
 from pipeline.extras import EXTRAS, need
-from pipeline.inputs.attach import Mended, attach, settings_of_older_run
+from pipeline.inputs.attach import Mended, attach, stored_settings
 from pipeline.inputs.checked import CheckedInputs
 from pipeline.inputs.custom_files import CustomFiles, check_custom_files
 from pipeline.inputs.fetch import greet_servers
@@ -69,7 +69,7 @@ def check_inputs(config: RunConfig, on_cluster: InstalledGpus | None = None) -> 
     """
     problems: list[str] = []
     greet_servers(config)
-    config, stored, former_notes = settings_of_older_run(config)
+    stored = stored_settings(config)
     model, prompts, val_prompts, custom, store = _parts(config, on_cluster, problems)
     if problems or model is None or prompts is None or custom is None or store is None:
         raise InputError(problems)
@@ -88,7 +88,6 @@ def check_inputs(config: RunConfig, on_cluster: InstalledGpus | None = None) -> 
         geometry=geometry,
         writes=writes_of(config, model, geometry, prompts),
         notes=(
-            *former_notes,
             *length_notes,
             *config_notes(config),
             *(rank_notes(config) if on_cluster is None else ()),

@@ -3,6 +3,9 @@
 import re
 from dataclasses import dataclass
 
+Metrics = dict[str, float | None]
+"""A step's values by name; None for a metric that was not measured."""
+
 _CHOICE = re.compile(r"\{([^}]*)\}")
 _OPEN = re.compile(r"<[^>]*>")
 

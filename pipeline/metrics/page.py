@@ -4,7 +4,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from pipeline.metrics.former import NEGATED, RENAMED, SHARES
 from pipeline.metrics.metric import Metric
 from pipeline.metrics.table import GROUPS
 
@@ -124,20 +123,10 @@ instead (`mismatch/*`). verl's `training/filter_groups/*` count samples, and
 `reward/groups_rejected` counts groups.
 """
 
-_FORMER = """
-## Former names
-
-Runs of version 0.1 stored some metrics under different names. The commands and the library show
-these metrics under their current names.
-
-| name in 0.1 | current name |
-|---|---|
-"""
-
 
 def render() -> str:
     """Return the text of the page."""
-    return "".join([_HEAD, *_groups(), _VALIDATION, _TRACKERS, _DIFFERENCES, _FORMER, *_former()])
+    return "".join([_HEAD, *_groups(), _VALIDATION, _TRACKERS, _DIFFERENCES])
 
 
 def _groups() -> Iterator[str]:
@@ -150,15 +139,6 @@ def _row(metric: Metric) -> str:
     names = ", ".join(f"`{name}`" for name in metric.names)
     only = f" Reported only if {metric.when}." if metric.when else ""
     return f"| {names} | {metric.unit} | {metric.meaning}{only} |\n"
-
-
-def _former() -> Iterator[str]:
-    for old, new in RENAMED.items():
-        yield f"| `{old}` | `{new}` |\n"
-    for old, new in NEGATED.items():
-        yield f"| `{old}` | `{new}`, with the opposite sign |\n"
-    for old, new in SHARES.items():
-        yield f"| `{old}` | `{new}` (the old value divided by `response/count`) |\n"
 
 
 def main() -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pipeline.metrics.former import Metrics, named_today
+from pipeline.metrics.metric import Metrics
 from pipeline.rl.extra_means import REWARD, source_means
 from pipeline.run import keys, parse
 from pipeline.run.commit import find_commit_of, parsing
@@ -18,8 +18,7 @@ class StepMetrics:
 
     step: int
     values: Metrics
-    """Values keyed by the current metric names, even if an older version wrote them; None for a
-    metric that was not measured."""
+    """Values by metric name; None for a metric that was not measured."""
 
 
 def read_metrics(store: Store, step: int) -> StepMetrics | None:
@@ -28,7 +27,7 @@ def read_metrics(store: Store, step: int) -> StepMetrics | None:
     if body is None:
         return None
     with parsing(store, keys.metrics(step)):
-        return StepMetrics(step, named_today(parse.field(body, "metrics", parse.numbers)))
+        return StepMetrics(step, parse.field(body, "metrics", parse.numbers))
 
 
 def all_metrics(store: Store) -> list[StepMetrics]:
@@ -55,8 +54,7 @@ class Validation:
     sources: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """Means of `reward` and of the numbers that the reward function returned with the score.
 
-    They are keyed by data source, then by name. The mapping is empty if a worker used an older
-    version of Retrace, which did not store the sums needed for these means.
+    They are keyed by data source, then by name.
     """
 
     def metrics(self) -> Metrics:

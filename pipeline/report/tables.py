@@ -7,7 +7,7 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from pipeline.metrics.former import Metrics
+from pipeline.metrics.metric import Metrics
 from pipeline.report.run_metrics import StepMetrics
 
 

@@ -323,10 +323,7 @@ def _stored_name(key: Key) -> str:
 
 
 def _stored_value(body: Mapping[str, Any], key: Key) -> Any:
-    name = _stored_name(key)
-    if name not in body and key.is_new:
-        return key.former  # an older version of Retrace wrote the attempt
-    return parse.field(body, name, lambda value: value)
+    return parse.field(body, _stored_name(key), lambda value: value)
 
 
 def _versions(value: Any) -> tuple[int, ...]:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pipeline.errors import InputError
-from pipeline.metrics.former import named_today
 from pipeline.run import keys, parse
 from pipeline.run.amendments import description_now
 from pipeline.run.commit import find_commit, find_commit_of, read_commit
@@ -227,7 +226,7 @@ def _read(store: Store, folder: _Folder, found: ListedRun) -> ListedRun:
     if finished := count_finished(store, folder.trained):
         step = finished - 1
         metrics = find_commit_of(store, keys.metrics(step), {"step": step}) or {}
-        reward = named_today(parse.field(metrics, "metrics", parse.numbers)).get(_REWARD)
+        reward = parse.field(metrics, "metrics", parse.numbers).get(_REWARD)
     found = replace(found, total_steps=total, reward=reward)
     if (number := folder.newest_attempt) is None:
         return replace(found, state="never started", message="")

@@ -15,7 +15,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from pipeline.config.tree import RunConfig
-from pipeline.metrics.former import Metrics
+from pipeline.metrics.metric import Metrics
 from pipeline.report.folders import local_folder
 from pipeline.report.trackers.kinds import CLOSE_S, TRACKERS, TrackedRun
 from pipeline.run import keys

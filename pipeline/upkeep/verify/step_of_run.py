@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline.metrics.former import named_today
 from pipeline.policies.versions import WEIGHTS
 from pipeline.run import keys
 from pipeline.run.amendments import read_amendments
@@ -124,7 +123,7 @@ def verify_metrics(store: Store, step: int, manifest: Manifest | None, report: R
         if not same(body.get("step"), step):
             raise CorruptObjectError(f"{key}: step {body.get('step')!r}, expected {step}")
         with parsing(store, key):
-            named_today(field(body, "metrics", numbers))
+            field(body, "metrics", numbers)
             if body.get("agreement_by_layer") is not None:
                 field(body, "agreement_by_layer", numbers)
             for name in body.keys() & {"policy_sha256", "layout_sha256"}:

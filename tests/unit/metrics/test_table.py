@@ -1,9 +1,8 @@
-"""The metrics table, and metric names in older runs."""
+"""The metrics table."""
 
 from collections import Counter
 
 from pipeline.metrics import page
-from pipeline.metrics.former import NEGATED, RENAMED, SHARES, named_today
 from pipeline.metrics.table import GROUPS, find_metric, names_of_every_step
 from tests.paths import ROOT
 
@@ -24,27 +23,6 @@ def test_a_row_is_found_by_name():
     assert find_metric("loss/policy") is None
     assert "actor/lr" in names_of_every_step()
     assert not [name for name in names_of_every_step() if "<" in name]
-
-
-def test_metrics_of_older_runs_are_read_under_todays_names():
-    stored = {
-        "reward/mean": 0.5,
-        "loss/log_ratio": 0.25,
-        "response/count": 8,
-        "response/aborted": 2,
-    }
-    stored |= {"response/truncated": None, "mismatch/kl": 1e-3, "grad_norm": None}
-    today = {"critic/rewards/mean": 0.5, "actor/ppo_kl": -0.25, "response/count": 8}
-    today |= {"response/aborted_ratio": 0.25, "response_length/clip_ratio": None}
-    assert named_today(stored) == {**today, "mismatch/kl": 1e-3, "actor/grad_norm": None}
-    assert named_today(today) == today
-    assert named_today({"response/aborted": 2}) == {"response/aborted_ratio": None}
-
-
-def test_former_names_are_unused_and_their_new_names_are_in_every_step():
-    names = RENAMED | NEGATED | SHARES
-    assert [old for old in names if find_metric(old)] == []
-    assert [new for new in names.values() if new not in names_of_every_step()] == []
 
 
 def test_the_page_is_generated_from_the_table():

@@ -40,13 +40,6 @@ def test_metrics_of_another_step_are_refused(tmp_path: Path):
         all_metrics(store)
 
 
-def test_a_metric_named_as_the_column_of_steps_is_refused(tmp_path: Path):
-    store = open_store(str(tmp_path))
-    commit(store, keys.metrics(0), {"step": 0, "metrics": {"step": 5.0}}, "aaaaaaaa")
-    with pytest.raises(CorruptObjectError, match=r"metrics\.json in .*named 'step'"):
-        all_metrics(store)
-
-
 @pytest.mark.parametrize("place", [{"version": 1, "shard": 0}, {"version": 0, "shard": 1}])
 def test_a_validation_shard_under_the_wrong_key_is_refused(tmp_path: Path, place):
     store = open_store(str(tmp_path))

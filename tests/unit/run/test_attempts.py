@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from pipeline.config.keys import setting_keys
-from pipeline.config.reading.load import load_config
 from pipeline.config.tree import RunConfig
 from pipeline.errors import InputError
 from pipeline.run import keys
@@ -33,7 +32,6 @@ from pipeline.run.commit import CorruptObjectError, commit, read_commit
 from pipeline.run.owner import Owner, owner_of, runs_here, signs_of_life, this_owner
 from pipeline.store import StoreError, open_store
 from tests.attempts import dead_owner, distant_owner, living_owner
-from tests.paths import ROOT
 from tests.patience import eventually
 
 
@@ -97,28 +95,9 @@ def test_each_attempt_has_its_own_number_and_stop_object(tmp_path: Path):
     assert read_attempt(store, 1) == second
 
 
-def test_the_stored_form_is_that_of_an_older_run_and_has_newer_settings(tmp_path: Path):
-    """The older run is the quickstart of version 0.1.0. The settings that later versions added are
-    stored too."""
-    stored = json.loads((ROOT / "tests/data/quickstart-0.1.0/attempts/000.json").read_bytes())
-    store = open_store(str(tmp_path))
-    quickstart = load_config(ROOT / "examples/quickstart.yaml", []).config
-    take_attempt(store, quickstart, this_owner())
-    body = read_commit(store, keys.attempt(0))
-    newer = {"device", "num_workers", "policy_cache", "timeout_s", "trace_compression"}
-    newer |= {"min_agreement", "on_unhealthy", "policy_buffer_mib", "enable", "every"}
-    assert body.keys() == stored.keys() | newer
-    random = {"attempt", "content_sha256", "owner"}
-    assert {name: body[name] for name in body.keys() - random - newer} == {
-        name: stored[name] for name in stored.keys() - random
-    }
-
-
 def test_each_setting_is_stored_under_a_different_name():
     """The name is the last part of the setting's key."""
     attempt = attempt_of(config(), 0)
-    newer = {"device", "num_workers", "policy_cache", "timeout_s", "trace_compression"}
-    newer |= {"min_agreement", "on_unhealthy", "policy_buffer_mib", "enable", "every"}
     derived = {"number", "rollout_workers", "rollout_shards", "training_ranks", "validations"}
     assert len(attempt.body()) == len(attempt.settings) + len(derived)
     assert all(key.operational for key in setting_keys() if key.for_workers)

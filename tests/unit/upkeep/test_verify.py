@@ -88,7 +88,6 @@ def replay(**settings: object) -> dict[str, object]:
         (keys.metrics(0), {"step": False}),
         (keys.metrics(0), {"metrics": None}),
         (keys.metrics(0), {"metrics": {"actor/pg_loss": "0.5"}}),
-        (keys.metrics(0), {"metrics": {"step": 1.0}}),
         (keys.metrics(0), {"policy_sha256": 1}),
         (keys.metrics(0), {"policy_sha256": "x"}),
         (keys.metrics(0), {"policy_version": 1}),

@@ -1,15 +1,10 @@
 """Corrections are parsed, presets are expanded, and the error for each contradiction names a
 fix."""
 
-import json
-
 import pytest
 
-from pipeline.config.keys import value_at
-from pipeline.config.stored import read_stored
 from pipeline.rl.corrections.forms import Bounds, Correction, Rejection
 from pipeline.rl.corrections.presets import PRESETS
-from tests.paths import ROOT
 from tests.unit.config.settings import ACTOR, REPLAY, ROLLOUT, load, load_error, notes, problems
 
 KEY = "algorithm.rollout_correction"
@@ -278,8 +273,3 @@ class TestStaleness:
         stated = f"{KEY}.uncorrected_staleness"
         found = [n for n in notes(tmp_path, f"{stated}=True", *settings) if n.startswith(stated)]
         assert [note.startswith(f"{stated}: {noted}") for note in found] == [True] * bool(noted)
-
-    def test_older_runs_keep_their_permission(self):
-        run = json.loads((ROOT / "tests/data/quickstart-0.1.0/run.json").read_text())
-        old = read_stored(run["config"], "run.json")
-        assert value_at(old, f"{KEY}.uncorrected_staleness") is True
