@@ -279,7 +279,7 @@ def _import_notes(
 ) -> Iterator[str]:
     """Yield notes on packages that the file certainly imports but that are not installed here."""
     for node, sure in _statements(tree.body):
-        found = _imported(node) if sure and isinstance(node, ast.Import | ast.ImportFrom) else []
+        found = _imported(node) if sure else []
         for package in {name.partition(".")[0] for name in found} - set(beside):
             if not is_installed(package):
                 yield (

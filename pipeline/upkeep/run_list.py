@@ -200,24 +200,23 @@ def _listed(uri: str, folder: _Folder) -> ListedRun:
     )
     if "removal" in folder.has:
         return replace(found, state="half removed", message="its removal was interrupted")
-    if "run" in folder.has:
-        try:
-            return _read(open_store(uri), folder, found)
-        # A damaged run must not hide the other runs.
-        except (StoreError, TypeError, ValueError) as error:
-            return replace(found, state="damaged", message=str(error))
-    if "step" in folder.has:
+    if "run" not in folder.has and "step" in folder.has:
         return replace(found, state="recorded set", message="")
-    if (number := folder.newest_attempt) is not None:  # refused before its inputs were staged
-        try:
-            return _read_attempt(open_store(uri), folder, number, found)
-        except (StoreError, TypeError, ValueError) as error:
-            return replace(found, state="damaged", message=str(error))
+    try:
+        store = open_store(uri)
+        if "run" in folder.has:
+            found = _read(store, folder, found)
+        # A run that was refused before its inputs were staged has only an attempt.
+        if (number := folder.newest_attempt) is not None:
+            found = _read_attempt(store, folder, number, found)
+    # A damaged run must not hide the other runs.
+    except (StoreError, TypeError, ValueError) as error:
+        return replace(found, state="damaged", message=str(error))
     return found
 
 
 def _read(store: Store, folder: _Folder, found: ListedRun) -> ListedRun:
-    """Return `found` with the values from a run's small objects.
+    """Return `found` with the values from a run's description and its last step's metrics.
 
     Raises StoreError or ValueError if one of these objects is damaged.
     """
@@ -227,10 +226,7 @@ def _read(store: Store, folder: _Folder, found: ListedRun) -> ListedRun:
         step = finished - 1
         metrics = find_commit_of(store, keys.metrics(step), {"step": step}) or {}
         reward = parse.field(metrics, "metrics", parse.numbers).get(_REWARD)
-    found = replace(found, total_steps=total, reward=reward)
-    if (number := folder.newest_attempt) is None:
-        return replace(found, state="never started", message="")
-    return _read_attempt(store, folder, number, found)
+    return replace(found, state="never started", message="", total_steps=total, reward=reward)
 
 
 def _read_attempt(store: Store, folder: _Folder, number: int, found: ListedRun) -> ListedRun:

@@ -1,12 +1,12 @@
 """Sort verl's settings by their treatment here: kept, ignored, refused or missing."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.config.keys import all_keys
-from pipeline.config.reading.load import load_config
+from pipeline.config.reading.load import LoadedConfig, load_config
 from pipeline.config.reading.spellings import our_spelling
 from pipeline.config.reading.verl import find_foreign
 from pipeline.config.rules.replay import sampling_problems
@@ -69,25 +69,27 @@ def sort_settings(settings: Mapping[str, Any]) -> SortedSettings:
         else:
             reason = foreign.reason if foreign is not None else "accepted, but without effect"
             result.ignored.setdefault(reason, {})[key] = value
-    result.notes = _comments(result)
+    loaded = _loaded(result)
+    if loaded is not None:
+        for key, text in _by_key(sampling_problems(loaded.config)).items():
+            _take_out(result, key, result.kept.pop(key), text)
+        notes = _by_key(loaded.notes)
+        result.notes = {key: text for key, text in notes.items() if key in result.kept}
     return result
 
 
-def _comments(result: SortedSettings) -> dict[str, str]:
-    """Return the notes on kept settings, by key; missing settings get a placeholder.
-
-    Restrictions on sampling, which load_config accepts, are moved to the refused settings.
-    """
+def _loaded(result: SortedSettings) -> LoadedConfig | None:
+    """Load the kept settings; missing settings get a placeholder, and None means it is refused."""
     try:
-        loaded = load_config({}, [*result.kept.items(), *((key, "x") for key in result.missing)])
-    except InputError:  # a missing setting does not accept the placeholder
-        return {}
-    for problem in sampling_problems(loaded.config):
-        key, _, text = problem.partition(": ")
-        if key in result.kept:
-            _take_out(result, key, result.kept.pop(key), text)
-    found = [_PROBLEM.fullmatch(note) for note in loaded.notes]
-    return {note["key"]: note["text"] for note in found if note and note["key"] in result.kept}
+        return load_config({}, [*result.kept.items(), *((key, "x") for key in result.missing)])
+    except InputError:
+        return None
+
+
+def _by_key(texts: Iterable[str]) -> dict[str, str]:
+    """Return the texts of problems or notes, keyed by setting; other texts are left out."""
+    found = [_PROBLEM.fullmatch(text) for text in texts]
+    return {match["key"]: match["text"] for match in found if match is not None}
 
 
 def _take_out(result: SortedSettings, key: str, value: Any, text: str) -> None:

@@ -166,3 +166,7 @@ def test_what_a_machine_lacks_is_found_from_config_json_alone(settings, model, m
     gpus, gpu_memory, _ = missing(load(settings, path, "trainer.n_gpus_per_node=4"))
     assert gpus.startswith("GPUs on this machine: 1")
     assert gpu_memory.startswith("trainer: the fullest GPU needs about 4.0 GiB, but has 1.0 GiB")
+    none = replace(NODE, gpus=0, unusable=("trainer.device: found cuda, but there is no GPU",))
+    monkeypatch.setattr(verdict, "this_machine", lambda config: none)
+    [gpus] = missing(load(settings, path))
+    assert gpus.startswith("GPUs on this machine: 0")
