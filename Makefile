@@ -30,7 +30,7 @@ TAG ?= $(VERSION)
 IMAGES ?= flow rollout training
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart mismatch check test test-all test-unit test-integration fuzz bench lint format lock docs images e2e-images e2e kind-up kind-demo kind-down clean
+.PHONY: help install quickstart mismatch check test test-all test-unit test-integration bench lint format lock docs images e2e-images e2e kind-up kind-demo kind-down clean
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-18s %s\n", $$1, $$2}'
@@ -78,7 +78,6 @@ test: install ## Run all tests that this machine can run, and list the skipped o
 test-all: install ## Run the same tests, the large ones in full instead of as a sample (hours)
 	RETRACE_TEST_ALL=1 $(MAKE) test PYTEST_ARGS="--timeout=14400 $(PYTEST_ARGS)"
 	$(BIN)/python -m tests.mutation # changes that no unit test of the algorithms notices: at most 5%
-	@echo "Not included: fuzzing (make fuzz)"
 
 test-unit: install ## Run the unit tests (a few minutes)
 	$(BIN)/python -m pytest $(UNIT) $(PYTEST_ARGS)
@@ -86,10 +85,7 @@ test-unit: install ## Run the unit tests (a few minutes)
 test-integration: install ## Run the tests with real engines (half an hour)
 	$(BIN)/python -m pytest $(INTEGRATION) $(PYTEST_ARGS)
 
-fuzz: install ## Fuzz the readers of traces (10 minutes, or FUZZ_SECONDS)
-	$(BIN)/python -m fuzz $(FUZZ_SECONDS)
-
-bench: install ## Generate docs/performance.md: traces and replay compared with other formats (half an hour)
+bench: install ## Generate benchmarks/performance.md: traces and replay compared with other formats (half an hour)
 	$(BIN)/python -m benchmarks
 
 lint: install ## Check format, lint, types, import contracts and prose
@@ -114,7 +110,7 @@ docs: install ## Generate the generated pages and tables of docs/ and the chart'
 	$(BIN)/python -m pipeline.config.docs
 	$(BIN)/python -m pipeline.metrics.page
 	$(BIN)/python -m tests.algorithms_page
-	$(BIN)/python -m tests.verl_verdicts
+	$(BIN)/python -m tests.verl_jobs
 	$(BIN)/python -m tests.sizes_page
 	$(BIN)/python -m tests.scale_page
 	$(BIN)/python scripts/chart_readme.py

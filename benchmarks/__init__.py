@@ -2,7 +2,7 @@
 frameworks.
 
 `make bench` runs all of them except scale/ and health, and writes their tables into
-docs/performance.md.
+benchmarks/performance.md.
 
     __main__                        The command.
     page, measure                   The generated blocks of the page; timing.
@@ -15,6 +15,6 @@ docs/performance.md.
     codings                         Differences between policies: bytes and speed.
     training, replay, store         Packing; Megatron's layers with replay; S3 clients.
     health                          Detection of incorrect routes during replay.
-    scale/                          Model and simulation of large clusters (docs/scale.md).
+    scale/                          Model and simulation of large clusters (benchmarks/scale.md).
     routes/, ways/                  The routes to measure; the formats to compare.
 """

@@ -1,4 +1,4 @@
-"""Update docs/performance.md: run all programs and write their tables into the page.
+"""Update benchmarks/performance.md: run all programs and write their tables into the page.
 
     python -m benchmarks [--only NAME ...] [--quick --page FILE]
 

@@ -18,6 +18,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch.distributed as dist
+from pipeline.run.amendments import description_now
 
 from benchmarks.page import Table
 from operators.training.batches.step_data import StepData, layout_rules, load_step
@@ -30,7 +31,6 @@ from pipeline.config.tree import RunConfig
 from pipeline.policies.fetch import fetch_policy
 from pipeline.rl.mismatch import Mismatch
 from pipeline.run import keys
-from pipeline.run.amendments import description_now
 from pipeline.run.attempts import config_of
 from pipeline.store import open_store
 from pipeline.traces import Routes, open_manifest

@@ -28,6 +28,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+from pipeline.traces.format.chunks import Range, RowGroup, TraceFile
+from pipeline.traces.write.segments import ROW_GROUP_TOKENS as ROUTES_TOKENS
 
 from benchmarks.measure import Phase, in_fresh_process, machine
 from benchmarks.page import Table, arguments_of, block, publish
@@ -35,12 +37,10 @@ from pipeline.run import keys
 from pipeline.run.commit import DataFile, commit, new_write_id
 from pipeline.store import open_store
 from pipeline.traces import Geometry, Provenance, group_id, open_manifest, sample_id, seal
-from pipeline.traces.format.chunks import Range, RowGroup, TraceFile
 from pipeline.traces.format.header import with_header
 from pipeline.traces.format.schema import SAMPLES, SEGMENTS, layer_column, routes_schema
 from pipeline.traces.write.files import FileWriter
 from pipeline.traces.write.rows import ROW_GROUP_TOKENS as SAMPLES_TOKENS
-from pipeline.traces.write.segments import ROW_GROUP_TOKENS as ROUTES_TOKENS
 
 FOLDER = Path("outputs/benchmarks")
 GEOMETRY = Geometry(experts=128, topk=8, layers=tuple(range(48)))

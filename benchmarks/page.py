@@ -1,4 +1,4 @@
-"""Generated blocks of docs/performance.md: programs write tables, and people write sentences.
+"""Generated blocks of benchmarks/performance.md: programs write tables, and people write sentences.
 
 A program's tables and its description of the machine are between `<!-- generated: NAME -->` and
 `<!-- end: NAME -->`. The rest of the page is prose, which programs do not change.
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
+PAGE = Path(__file__).with_name("performance.md")
 _BLOCK = re.compile(r"<!-- generated: ([a-z-]+) -->\n(.*?)<!-- end: \1 -->", re.DOTALL)
 
 

@@ -30,6 +30,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+from pipeline.traces.format.chunks import Range, TraceFile, column_ranges, read_table
 
 from benchmarks.measure import machine
 from benchmarks.minio import places
@@ -54,7 +55,6 @@ from pipeline.traces import (
     sample_id,
     seal,
 )
-from pipeline.traces.format.chunks import Range, TraceFile, column_ranges, read_table
 from pipeline.traces.format.manifest import open_file
 from pipeline.traces.format.schema import SEGMENT, routes_schema
 

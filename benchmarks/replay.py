@@ -35,9 +35,10 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from benchmarks.measure import machine
 from benchmarks.page import Table, arguments_of, block, publish, verdict
+from operators.cpu import without_cuda
+from operators.cpu.layers import local_block_spec
 from operators.training.batches.micro_batch import REPLAYED
-from operators.training.megatron import cpu_megatron, parallel
-from operators.training.megatron.local_layers import local_block_spec
+from operators.training.megatron import parallel
 from operators.training.replay.hooks import Recorder, Replayer, bound
 from pipeline.config.actor import Megatron
 
@@ -82,7 +83,7 @@ class Found:
 
 def config_of(shape: Shape) -> TransformerConfig:
     """Return the configuration of a stack of layers like Qwen3-MoE's."""
-    on_gpu = not cpu_megatron.ON_CPU
+    on_gpu = not without_cuda.ON_CPU
     settings: dict[str, Any] = {
         "num_layers": shape.layers,
         "hidden_size": shape.hidden,
@@ -107,13 +108,13 @@ def config_of(shape: Shape) -> TransformerConfig:
         "params_dtype": torch.bfloat16 if on_gpu else torch.float32,
     }
     if not on_gpu:
-        settings |= cpu_megatron.SETTINGS
+        settings |= without_cuda.SETTINGS
     return TransformerConfig(**settings)
 
 
 def stack_of(config: TransformerConfig) -> TransformerBlock:
     """Build the layers in training mode; the process must be the only rank of its group."""
-    if cpu_megatron.ON_CPU:
+    if without_cuda.ON_CPU:
         spec = local_block_spec(config, None)
     else:
         spec = get_gpt_decoder_block_spec(
@@ -121,7 +122,7 @@ def stack_of(config: TransformerConfig) -> TransformerBlock:
         )
     torch.manual_seed(0)
     block = TransformerBlock(config, spec, pre_process=True, post_process=True)
-    return block if cpu_megatron.ON_CPU else block.cuda()
+    return block if without_cuda.ON_CPU else block.cuda()
 
 
 class Timed:
@@ -238,7 +239,7 @@ def _parts(block: TransformerBlock, replay: Callable[[], Any]) -> tuple[tuple[st
         for step in ("dispatch_postprocess", "combine_preprocess"):
             work = getattr(moe.token_dispatcher, step)
             setattr(moe.token_dispatcher, step, _named("permute", work))
-    on_gpu = not cpu_megatron.ON_CPU
+    on_gpu = not without_cuda.ON_CPU
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
     with profile(activities=activities) as profiled:
         seconds, _ = replay()
@@ -264,7 +265,7 @@ def _named(name: str, work: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _clock() -> float:
-    return time.process_time() if cpu_megatron.ON_CPU else time.perf_counter()
+    return time.process_time() if without_cuda.ON_CPU else time.perf_counter()
 
 
 def _wait(device: torch.device) -> None:
@@ -290,7 +291,7 @@ def table_of(found: Found) -> Table:
 
 
 def main() -> None:
-    default = ON_CPU if cpu_megatron.ON_CPU else ON_GPU
+    default = ON_CPU if without_cuda.ON_CPU else ON_GPU
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     for name, value in vars(default).items():
         parser.add_argument(f"--{name}", type=int, default=value)
@@ -302,9 +303,9 @@ def main() -> None:
         shape, repetitions = Shape(layers=1, tokens=32, hidden=64, experts=8, ffn=16), 1
     found = measure(shape, repetitions)
     where = machine("torch", "megatron-core")
-    if not cpu_megatron.ON_CPU:
+    if not without_cuda.ON_CPU:
         where = f"{torch.cuda.get_device_name()}; {where}"
-    seconds = "processor seconds" if cpu_megatron.ON_CPU else "seconds by the clock"
+    seconds = "processor seconds" if without_cuda.ON_CPU else "seconds by the clock"
     title = (
         f"{shape.layers} layers, hidden {shape.hidden}, {shape.experts} experts of {shape.ffn}, "
         f"top-{TOPK}, {shape.tokens} tokens, threads: {torch.get_num_threads()}, {seconds}:"

@@ -36,9 +36,10 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.measure import machine, typical
 from benchmarks.page import Table, arguments_of, block, publish, verdict
+from operators.cpu import without_cuda
 from operators.training.batches.layout import Layout, make_layout
 from operators.training.batches.step_data import layout_rules
-from operators.training.megatron import cpu_megatron, parallel
+from operators.training.megatron import parallel
 from operators.training.passes.compared import Compared
 from operators.training.passes.logprob_pass import native_pass
 from operators.training.passes.logprobs import CHUNK_TOKENS, logprobs_and_entropy
@@ -48,7 +49,7 @@ from pipeline.config.tree import RunConfig
 from pipeline.traces import Sample, VersionSpan
 
 MODEL = Path("examples/addition/model")
-DTYPE = "float32" if cpu_megatron.ON_CPU else "bfloat16"
+DTYPE = "float32" if without_cuda.ON_CPU else "bfloat16"
 WIDTHS = {
     "hidden_size": 1024,
     "num_hidden_layers": 8,
@@ -141,7 +142,7 @@ def config(packed: bool, samples: int, budget: int) -> RunConfig:
 
 def model_in(folder: Path) -> Path:
     """Return the model's folder: on CPU the example model; on a GPU, write a wider model first."""
-    if cpu_megatron.ON_CPU:
+    if without_cuda.ON_CPU:
         return MODEL
     from tests.tiny_models import make_tiny
 
@@ -150,7 +151,7 @@ def model_in(folder: Path) -> Path:
 
 def seconds_of(work: Callable[[], None]) -> float:
     """Return the median seconds of three calls."""
-    if cpu_megatron.ON_CPU:
+    if without_cuda.ON_CPU:
         return typical(work, 3, limit_s=120)[0]
     taken = []
     for _ in range(3):
@@ -221,7 +222,7 @@ def positions(layout: Layout) -> int:
 
 def peak_of(work: Callable[[], object]) -> int:
     """Return the peak size in bytes of the tensors that some work creates."""
-    if not cpu_megatron.ON_CPU:
+    if not without_cuda.ON_CPU:
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
         work()
@@ -273,7 +274,7 @@ def main() -> None:
     """Measure packing and the loss, and print the tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--samples", type=int, default=64)
-    scale = 16 if cpu_megatron.ON_CPU else 1
+    scale = 16 if without_cuda.ON_CPU else 1
     parser.add_argument("--scale", type=int, default=scale, help="divisor for all lengths")
     arguments = arguments_of(parser)
     for name, value in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0")):
@@ -299,7 +300,7 @@ def main() -> None:
         )
         for way, one in found.items()
     )
-    unit = "CPU second" if cpu_megatron.ON_CPU else "second"
+    unit = "CPU second" if without_cuda.ON_CPU else "second"
     headers = (
         "micro-batches",
         "padding positions",
@@ -327,7 +328,7 @@ def main() -> None:
         f"packs of at most {budget:,}, padded micro-batches of 8:"
     )
     tables: list[Table | str] = [title, Table(headers, rows), limits]
-    if cpu_megatron.ON_CPU:
+    if without_cuda.ON_CPU:
         tables.append(memory_table(arguments.quick))
     publish({"training": block(*tables, machine("torch", "megatron-core"))}, arguments)
     dist.destroy_process_group()

@@ -5,13 +5,19 @@ findings until the process ends, and may crash the process.
 """
 
 import importlib
+import importlib.util
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pipeline.config.actor import Actor
 
 
 def torch_findings() -> dict[str, Any]:
@@ -75,7 +81,7 @@ def vllm() -> dict[str, Any]:
     on_cpu, routes = current_platform.is_cpu(), None
     try:
         if on_cpu:
-            from operators.rollout.cpu_vllm import engine_arguments
+            from operators.cpu.vllm_build import engine_arguments
             from pipeline.config.tree import Rollout
 
             engine_arguments(Rollout(), routes=True)
@@ -88,8 +94,50 @@ def vllm() -> dict[str, Any]:
     return {"version": vllm.__version__, "platform": platform, "routes": routes}
 
 
+def overrides() -> dict[str, Any]:
+    """Ask Megatron-core and vLLM about the fields that a run's settings override.
+
+    The standard input contains the settings and, if the model's config.json is known to be valid,
+    its folder. Megatron-core then builds its settings for this model, which fails for combinations
+    that it refuses.
+    """
+    from pipeline.config.rules.overrides import set_overrides, unknown_fields
+    from pipeline.config.tree import RunConfig
+
+    given = json.load(sys.stdin)
+    config = RunConfig.model_validate(given["settings"])
+    groups = [
+        (group, values)
+        for group, values in set_overrides(config)
+        if importlib.util.find_spec(group.package) is not None
+    ]
+    problems: list[str] = []
+    for group, values in groups:
+        module, _, name = group.original.rpartition(".")
+        original = getattr(importlib.import_module(module), name)
+        problems += unknown_fields(group, original, values)
+    if not problems and given["folder"] and any(one.package == "megatron" for one, _ in groups):
+        problems += _refusals(Path(given["folder"]), config.actor_rollout_ref.actor)
+    return {"problems": problems}
+
+
+def _refusals(folder: Path, actor: "Actor") -> tuple[str, ...]:
+    from operators.training.megatron.model import check_fields
+    from pipeline.errors import InputError
+
+    try:
+        check_fields(folder, actor)
+    except InputError as error:
+        # The training ranks may have a package that this machine lacks.
+        missing = importlib.util.find_spec("transformer_engine") is None
+        needs = missing and re.search(r"transformer.?engine|\bte\b", str(error), re.IGNORECASE)
+        return () if needs else error.problems
+    return ()
+
+
 PROBES: dict[str, Callable[[], dict[str, Any]]] = {
     "all-reduce": all_reduce,
+    "overrides": overrides,
     "torch": torch_findings,
     "transformer-engine": transformer_engine,
     "vllm": vllm,

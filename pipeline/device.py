@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from pipeline.errors import InputError
 from pipeline.hardware import gpu_pool
@@ -113,23 +113,42 @@ def probe_torch() -> TorchFindings:
 
     Raises InputError if torch does not start in time or cannot be imported.
     """
-    command = (sys.executable, "-m", "operators.probe", "torch")
+    return TorchFindings(**ask("torch", KEY, "torch"))
+
+
+def ask(name: str, key: str, library: str, given: object = None) -> dict[str, Any]:
+    """Return the findings of a probe (operators.probe), which runs in a separate process.
+
+    Args:
+        name: The probe's name.
+        key: The setting that needs the findings; messages begin with it.
+        library: The library that the probe imports, as messages name it.
+        given: The input of the probe.
+
+    Raises:
+        InputError: The library does not start in time or cannot be imported.
+    """
     try:
         ended = subprocess.run(
-            command,
+            (sys.executable, "-m", "operators.probe", name),
             env=os.environ | {"PYTHONSAFEPATH": "1"},
+            input=json.dumps(given),
             capture_output=True,
             text=True,
             timeout=_PROBE_S,
         )
     except subprocess.TimeoutExpired as error:
         raise InputError(
-            [f"{KEY}: torch did not start within {_PROBE_S:.0f} s; try python -c 'import torch'"]
+            [
+                f"{key}: {library} did not start within {_PROBE_S:.0f} s; try python -c 'import "
+                f"{library}'"
+            ]
         ) from error
     if ended.returncode:
         last = (ended.stderr.strip().splitlines() or ["no message"])[-1]
-        raise InputError([f"{KEY}: torch cannot be imported: {last}; install it again"])
-    return TorchFindings(**json.loads(ended.stdout.splitlines()[-1]))
+        raise InputError([f"{key}: {library} cannot be imported: {last}; install it again"])
+    found: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
+    return found
 
 
 def keep_to(wanted: Literal["auto", "cuda", "cpu"]) -> Device:

@@ -10,13 +10,7 @@ import pyarrow as pa
 from pipeline.policies.fetch import fetch_policy
 from pipeline.report.run_metrics import Validation, all_metrics, read_validation
 from pipeline.run import keys
-from pipeline.run.amendments import (
-    Amendment,
-    description_at,
-    description_now,
-    read_amendments,
-)
-from pipeline.run.description import RunDescription
+from pipeline.run.description import RunDescription, description_now
 from pipeline.store import ObjectMissingError, Store, open_store, place_text
 from pipeline.traces import TraceError
 from pipeline.traces.format.domain import MOST, check_number
@@ -49,27 +43,11 @@ class Run:
     def description(self) -> RunDescription:
         """The run description: resolved settings, digests of inputs, geometry, package versions.
 
-        It is run.json with all amendments applied. Raises TraceError for a recorded set, and
-        CorruptObjectError or StoreError if it cannot be read.
+        It is run.json with all that the newest attempt changed. Raises TraceError for a recorded
+        set, and CorruptObjectError or StoreError if it cannot be read.
         """
         self._only_of_a_run("description")
         return description_now(self.store)
-
-    def description_at(self, step: int) -> RunDescription:
-        """Return the run description that applies to a step: run.json, amended up to that step.
-
-        Raises the same errors as `description`.
-        """
-        self._only_of_a_run("description")
-        return description_at(self.store, step)
-
-    def amendments(self) -> list[Amendment]:
-        """Return the run's amendments in order; each applies from its `from_step` on.
-
-        Raises the same errors as `description`.
-        """
-        self._only_of_a_run("amendments")
-        return read_amendments(self.store)
 
     def steps(self) -> list[int]:
         """Return the numbers of the sealed steps, ascending; the last may still await training."""

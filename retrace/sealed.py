@@ -23,8 +23,7 @@ from pipeline.traces import (
 )
 from pipeline.traces.format.domain import MOST_STEP, check_layers, check_number
 from pipeline.traces.format.manifest import is_pruned, refuse_pruned, sealed_steps
-from pipeline.traces.read.joined import joined
-from pipeline.traces.read.training import find_training_set
+from pipeline.traces.read.trainer import find_trainer_routes, joined
 from retrace.tokenizer import StagedTokenizer
 
 _PLACES = ("samples", "routes")
@@ -143,11 +142,11 @@ def open_step(store: Store, number: int, tokenizer: StagedTokenizer) -> SealedSt
         )
     pruned = is_pruned(store, number)
     manifest = read_manifest(store, number)
-    if manifest.training and store.size(keys.training_set(number)) is None:
+    if manifest.training and store.size(keys.trainer_routes(number)) is None:
         return SealedStep(number, pruned, manifest, store, tokenizer, awaits_routes=True)
-    training = find_training_set(store, manifest)
-    if training is not None and pruned:  # the training set's files, and so the routes, are removed
-        manifest = replace(manifest, provenance=training.provenance)
-    elif training is not None:
-        manifest = joined(store, manifest, training)
+    trainer = find_trainer_routes(store, manifest)
+    if trainer is not None and pruned:  # the files, and so the routes, are removed
+        manifest = replace(manifest, provenance=trainer.provenance)
+    elif trainer is not None:
+        manifest = joined(store, manifest, trainer)
     return SealedStep(number, pruned, manifest, store, tokenizer)

@@ -89,6 +89,7 @@ class ReadyRun:
         # Imported here because readers of traces do not need rich.
         from rich.console import Console
 
+        from pipeline.inputs.stage import staged_change
         from pipeline.report.display import Display
         from pipeline.report.folders import local_folder
         from pipeline.report.outcome import is_complete, report
@@ -112,7 +113,8 @@ class ReadyRun:
         with Display(Console(stderr=True)) as display:
             show = partial(display.phase, "flow")
             # Before anything else, so that a second start of the run writes nothing.
-            with claimed(store, config, this_owner(), show=show) as claim:
+            change = partial(staged_change, self._inputs)
+            with claimed(store, config, this_owner(), show=show, change=change) as claim:
                 show("starting Prefect")
                 from pipeline.flows.server import prefect_server
 
@@ -225,6 +227,27 @@ def run(config: Config, overrides: Overrides = (), **groups: Any) -> Run:
         TraceError: A stored object is invalid.
     """
     return check(config, overrides, **groups).run()
+
+
+def import_verl(source: str | Path, arguments: Sequence[str] = ()) -> str:
+    """Return the text of a settings file for a verl job, with a TODO for each open decision.
+
+    bash evaluates a script with the environment variables of this process, but does not start
+    programs or write files.
+
+    Args:
+        source: A shell script that starts verl.trainer.main_ppo, a YAML file for verl, or a folder
+            of such files if `arguments` contains `--config-name=NAME`. YAML with `defaults` or
+            `${...}` needs the extra `verl`.
+        arguments: Further arguments from verl's command line.
+
+    Raises:
+        InputError: The job cannot be read or resolved; the message names the line or key.
+    """
+    # Imported here because readers of traces do not need pydantic and YAML.
+    from pipeline.config.imports.job import import_verl as import_job
+
+    return import_job(Path(source), arguments, os.environ)
 
 
 def _with_problems_of_rest(

@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.extras import need
-from pipeline.run.amendments import find_description
 from pipeline.run.commit import DataFile, read_data
+from pipeline.run.description import find_description
 from pipeline.store import Store, StoreError
 from pipeline.traces import TraceError
 

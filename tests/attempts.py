@@ -1,8 +1,9 @@
 """A writer of attempts/NNN.json, for tests that start a single worker, and owners of attempts."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from pipeline.run import keys
 from pipeline.run.attempts import Attempt
@@ -40,6 +41,7 @@ def make_attempt(
     on_unhealthy: str = "fail",
     *,
     differences: bool | None = None,
+    changes: Mapping[str, Any] = {},
 ) -> Attempt:
     """Write the attempt file for one start of a run, with that attempt's operational settings.
 
@@ -52,6 +54,7 @@ def make_attempt(
         on_unhealthy: How training reacts to routes that do not fit.
         differences: Whether policy versions are written as differences. If None, the trainer
             decides.
+        changes: All that differs from run.json.
     """
     attempt = Attempt(
         number=number,
@@ -78,6 +81,7 @@ def make_attempt(
             "reward.timeout_s": PATIENCE_S,
             "reward.num_workers": 2,
         },
+        changes=changes,
     )
     commit(store, keys.attempt(number), attempt.body(), new_write_id())
     return attempt

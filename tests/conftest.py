@@ -16,7 +16,7 @@ from hypothesis import settings
 
 from tests.exhaustive import sample_or_all
 
-pytest.register_assert_rewrite("tests.store_conformance", "tests.damage", "tests.damage_judge")
+pytest.register_assert_rewrite("tests.store_conformance")
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -1,39 +1,21 @@
 """Policy versions, whole or as differences, as training ranks write them: one share per rank."""
 
 import io
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 
 from pipeline.policies.coding import encode
 from pipeline.policies.difference import DifferenceWriter
-from pipeline.policies.tensors import StoredTensor, share_body, tensors_in
-from pipeline.policies.versions import (
-    Difference,
-    PolicyVersion,
-    commit_version,
-    file_name,
-    read_version,
-)
+from pipeline.policies.tensors import StoredTensor, share_body
+from pipeline.policies.versions import Difference, PolicyVersion, commit_version, read_version
 from pipeline.policies.weights import Tensor, tensors_digest
 from pipeline.run import keys
-from pipeline.run.commit import (
-    CONTENT_SHA256,
-    DataFile,
-    content_digest,
-    file_list,
-    new_write_id,
-    read_commit_file,
-    sha256,
-    to_json,
-)
+from pipeline.run.commit import new_write_id, read_commit_file, sha256
 from pipeline.run.shares import write_share
 from pipeline.store import Store
 from tests.data_files import put_data
-from tests.memory_store import MemoryStore
 from tests.weights import DTYPES, safetensors
 
 Weights = Mapping[str, np.ndarray]
@@ -133,48 +115,6 @@ def write_chain(store: Store, first: int, count: int, seed: int = 0) -> list[Wei
         found.append(trained(found[-1], seed + number))
         write_policy(store, first + number, found[-1], found[-2])
     return found
-
-
-def forge(
-    store: MemoryStore,
-    version: int,
-    files: Mapping[str, bytes] = MappingProxyType({}),
-    edit: Callable[[dict[str, Any]], object] = lambda share: None,
-) -> None:
-    """Change a version as if a faulty writer had written it: all object digests match.
-
-    Args:
-        store: The run's store.
-        version: The policy version.
-        files: The new content of files, keyed by name.
-        edit: Changes the JSON object of a share; called once for each share.
-    """
-    policy = read_version(store, version)
-    for file in policy.files:
-        store.objects[file.key] = files.get(file_name(file), store.objects[file.key])
-    contents = [store.objects[file.key] for file in policy.files]
-    made = {
-        file.key: DataFile(file.key, len(data), sha256(data))
-        for file, data in zip(policy.files, contents, strict=True)
-    }
-    shares, listed = [], []
-    for share in policy.tensors:
-        body = json.loads(store.objects[share.key])
-        body["files"] = file_list(made[file["key"]] for file in body["files"])
-        edit(body)
-        body[CONTENT_SHA256] = content_digest(body)
-        store.objects[share.key] = to_json(body)
-        shares.append(read_commit_file(store, share.key)[0])
-        listed.append(body)
-    body = json.loads(store.objects[keys.policy(version)])
-    body |= {"files": file_list(made.values()), "tensors": file_list(shares)}
-    try:
-        tensors = [stored.tensor for share in listed for stored in tensors_in(share)]
-        body["weights_sha256"] = tensors_digest(tensors)
-    except (TypeError, ValueError):  # readers refuse such a share
-        pass
-    body[CONTENT_SHA256] = content_digest(body)
-    store.objects[keys.policy(version)] = to_json(body)
 
 
 def _difference(mine: Weights, before: Weights) -> tuple[bytes, set[str]]:

@@ -18,7 +18,7 @@ from pipeline.store import Store
 from pipeline.traces import (
     Geometry,
     Manifest,
-    NewTrainingSet,
+    NewTrainerRoutes,
     Provenance,
     Routes,
     Sample,
@@ -29,11 +29,12 @@ from pipeline.traces import (
     sample_id,
     sampling_seed,
     seal,
-    seal_training_set,
+    seal_trainer_routes,
     shard_ids,
     write_shard,
-    write_training_routes,
+    write_trainer_routes,
 )
+from pipeline.traces.format.header import TraceFile
 from tests.data_files import put_data
 
 GEOMETRY = Geometry(experts=16, topk=4, layers=(1, 2, 5))
@@ -204,6 +205,20 @@ def without_routes(samples: Sequence[Sample]) -> list[Sample]:
     return [replace(sample, routes=None) for sample in samples]
 
 
+def of_one_token(sample: Sample) -> Sample:
+    """Return a sample that was aborted before its first response token, with one prompt token."""
+    assert sample.routes is not None
+    return replace(
+        sample,
+        prompt_tokens_P=sample.prompt_tokens_P[:1],
+        response_tokens_G=sample.response_tokens_G[:0],
+        loss_mask_G=sample.loss_mask_G[:0],
+        logprobs_G=sample.logprobs_G[:0],
+        version_spans=(VersionSpan(0, 0, 0),),
+        routes=Routes(sample.routes.sets_TLK[:0], sample.routes.valid_T[:0]),
+    )
+
+
 def by_shard(ids: Sequence[str], shards: int) -> Callable[[int], list[str]]:
     """Return a function that returns a shard's ids; prompt i belongs to shard i mod `shards`."""
     return lambda shard: [id for id in ids if int(id.split("/")[1]) % shards == shard]
@@ -236,9 +251,9 @@ def sealed_r3(store: Store, samples: Sequence[Sample], training: bool = False) -
 
 
 def sealed_r2(store: Store, samples: Sequence[Sample]) -> Manifest:
-    """Seal a step without the engine's routes, and record its training set.
+    """Seal a step without the engine's routes, and record the trainer's routes.
 
-    The training set has two pipeline stages and two data-parallel ranks.
+    The trainer has two pipeline stages and two data-parallel ranks.
     """
     write_shard(store, 0, 0, new_write_id(), without_routes(samples), None, None)
     manifest = seal(store, 0, 1, lambda _: [sample.id for sample in samples], 0, training=True)
@@ -246,8 +261,10 @@ def sealed_r2(store: Store, samples: Sequence[Sample]) -> Manifest:
     return manifest.all()
 
 
-def train(store: Store, samples: Sequence[Sample], ranks: int = 2, step: int = 0) -> NewTrainingSet:
-    """Record and seal the training set of a sealed step, with two pipeline stages.
+def train(
+    store: Store, samples: Sequence[Sample], ranks: int = 2, step: int = 0
+) -> NewTrainerRoutes:
+    """Record and seal the trainer's routes of a sealed step, with two pipeline stages.
 
     Args:
         store: The run's store.
@@ -255,34 +272,36 @@ def train(store: Store, samples: Sequence[Sample], ranks: int = 2, step: int = 0
         ranks: The number of data-parallel ranks.
         step: The step.
     """
-    new = NewTrainingSet(read_manifest(store, step), R2)
-    for stage, layers in STAGES:
-        for dp_rank in range(ranks):
-            write_stage(store, new, stage, dp_rank, layers, samples[dp_rank::ranks])
-    seal_training_set(store, new, GEOMETRY)
+    new = NewTrainerRoutes(read_manifest(store, step), R2)
+    files = [
+        write_stage(store, new, stage, dp_rank, layers, samples[dp_rank::ranks])
+        for stage, layers in STAGES
+        for dp_rank in range(ranks)
+    ]
+    seal_trainer_routes(store, new, files, GEOMETRY)
     return new
 
 
 def write_stage(
     store: Store,
-    new: NewTrainingSet,
+    new: NewTrainerRoutes,
     stage: int,
     dp_rank: int,
     layers: Sequence[int],
     samples: Sequence[Sample],
-) -> None:
-    """Commit the routes of one pipeline stage and data-parallel rank.
+) -> TraceFile:
+    """Write the routes of one pipeline stage and data-parallel rank.
 
     Args:
         store: The run's store.
-        new: The training set.
+        new: What all ranks share.
         stage, dp_rank: The pipeline stage and the data-parallel rank.
         layers: The stage's MoE layers.
         samples: The rank's samples.
     """
     geometry = replace(GEOMETRY, layers=tuple(layers))
     routes = {sample.id: layers_of(sample.routes, layers) for sample in samples if sample.routes}
-    write_training_routes(store, new, stage, dp_rank, routes, geometry)
+    return write_trainer_routes(store, new, stage, dp_rank, routes, geometry)
 
 
 def layers_of(routes: Routes, layers: Sequence[int]) -> Routes:

@@ -1,4 +1,4 @@
-"""Write the tables of docs/scale.md, computed from benchmarks/scale/coefficients.json.
+"""Write the tables of benchmarks/scale.md, computed from benchmarks/scale/coefficients.json.
 
 python -m tests.scale_page
 """
@@ -12,7 +12,7 @@ from benchmarks.scale.model import LIMITS, MODELS, Model, Step, stops_at
 from pipeline.threads import AT_ONCE
 from tests.paths import ROOT
 
-PAGE = ROOT / "docs" / "scale.md"
+PAGE = ROOT / "benchmarks" / "scale.md"
 KEYS = {
     "Qwen3-30B-A3B": "qwen3-30b-a3b",
     "Qwen3-235B-A22B": "qwen3-235b-a22b",

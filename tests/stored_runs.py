@@ -1,6 +1,5 @@
 """Complete runs for tests, with objects of every kind, written without an engine."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from pipeline.run.commit import (
     content_digest,
     file_list,
     new_write_id,
+    to_json,
 )
 from pipeline.run.plan import publish_plan
 from pipeline.store import Store
@@ -116,7 +116,8 @@ def long_run(store: Store, steps: int, checkpoints: tuple[int, ...]) -> None:
         write_checkpoint(store, version)
 
 
-def rewrite(path: Path, changes: dict[str, Any]) -> None:
-    """Change a commit object, and update its own digest, as a forger would."""
-    body = {**json.loads(path.read_bytes()), **changes}
-    path.write_text(json.dumps({**body, CONTENT_SHA256: content_digest(body)}))
+def put_signed(store: Store, key: str, body: dict[str, Any]) -> None:
+    """Replace a commit with `body` and the right digest of its content."""
+    body = {name: value for name, value in body.items() if name != CONTENT_SHA256}
+    store.delete(key)
+    store.create(key, to_json({**body, CONTENT_SHA256: content_digest(body)}))

@@ -1,4 +1,4 @@
-"""Check that traces need only pyarrow, numpy and boto3, as docs/library.md promises.
+"""Check that traces need only pyarrow, numpy, msgspec and boto3, as docs/library.md promises.
 
     python -P tests/traces_alone.py FOLDER [--hide]
 
@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-NEEDED = ("pyarrow", "numpy", "boto3")
+NEEDED = ("pyarrow", "numpy", "msgspec", "boto3")
 OURS = {"pipeline", "retrace"}
 
 
@@ -63,14 +63,18 @@ def use_traces(folder: str) -> None:
     rng = np.random.default_rng(0)
     experts = rng.random((4, 3, 16)).argsort(axis=-1)[..., :2]
     store = retrace.open_store(folder)
-    samples = [retrace.new_sample(0, "17", k, [5, 6, 7], [11, 12], experts) for k in range(2)]
-    geometry = retrace.Geometry(experts=16, topk=2, layers=(0, 1, 2))
-    retrace.write_step(store, 0, samples, geometry, retrace.Provenance("R3", 0, "an engine"))
-    manifest = retrace.read_manifest(store, 0)
+    samples = [
+        retrace.traces.new_sample(0, "17", k, [5, 6, 7], [11, 12], experts) for k in range(2)
+    ]
+    geometry = retrace.traces.Geometry(experts=16, topk=2, layers=(0, 1, 2))
+    retrace.traces.write_step(
+        store, 0, samples, geometry, retrace.traces.Provenance("R3", 0, "an engine")
+    )
+    manifest = retrace.traces.read_manifest(store, 0)
     ids = [sample.id for sample in samples]
-    read = retrace.read_samples(store, manifest, ids)
+    read = retrace.traces.read_samples(store, manifest, ids)
     assert [sample.response_tokens_G.tolist() for sample in read] == [[11, 12], [11, 12]]
-    routes = retrace.read_routes(store, manifest, ids, layers=[1, 2])
+    routes = retrace.traces.read_routes(store, manifest, ids, layers=[1, 2])
     assert (routes[ids[1]].sets_TLK == np.sort(experts[:, 1:])).all()
     (sample,) = retrace.open_run(folder).step(0).samples([ids[1]], layers=[2])
     assert (sample.routes.sets_TLK == np.sort(experts[:, 2:])).all()

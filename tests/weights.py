@@ -2,8 +2,11 @@
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
+
+from pipeline.policies.weights import read_weights, weights_digest
 
 DTYPES = {"float32": "F32", "float16": "F16", "int64": "I64"} | {
     f"uint{bits}": f"U{bits}" for bits in (8, 16, 32, 64)
@@ -29,3 +32,8 @@ def some_weights(seed: int = 0, size: int = 6) -> bytes:
     rng = np.random.default_rng(seed)
     arrays = [rng.random(size, np.float32), rng.integers(0, 99, (2, 3))]
     return safetensors(dict(zip(("gate.weight", "position_ids"), arrays, strict=True)))
+
+
+def digest_of(folder: Path) -> str:
+    """Return the weights digest of a folder."""
+    return weights_digest(read_weights(path) for path in sorted(folder.glob("*.safetensors")))

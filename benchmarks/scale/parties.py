@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from pipeline.run.amendments import refuse_amended
 from safetensors.numpy import save_file
 
 from benchmarks.scale.clock import Clock
@@ -27,7 +28,6 @@ from pipeline.inputs.stage import StagedRun
 from pipeline.policies.fetch import fetch_policy
 from pipeline.policies.versions import publish_policy
 from pipeline.run import keys
-from pipeline.run.amendments import refuse_amended
 from pipeline.run.attempts import Attempt, attempt_of
 from pipeline.run.commit import commit, new_write_id
 from pipeline.run.plan import StepPlan, read_plan

@@ -5,7 +5,7 @@
 The store's code, plans, shards, seals, the flow's tasks and all requests are real. Sleeps replace
 engines and models. Time is simulated (clock.py): a request takes the time that the coefficient
 `request_s` gives, computation takes the processor time that it uses, and the rest is waiting.
-`--write` writes the result to coefficients.json, from which the tables in docs/scale.md are
+`--write` writes the result to coefficients.json, from which the tables in benchmarks/scale.md are
 generated.
 
 The results:

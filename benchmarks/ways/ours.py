@@ -1,10 +1,9 @@
-"""Retrace's ways to store routes: only the coding, only a routes file, or complete shards."""
+"""Retrace's ways to store routes: only a routes file, or complete shards."""
 
-import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,16 +28,13 @@ from pipeline.traces import (
     seal,
     write_shard,
 )
-from pipeline.traces.format.chunks import TraceFile
-from pipeline.traces.format.codec import canonical, checked, decode_segments, gaps, pack
-from pipeline.traces.read.parts import read_part
-from pipeline.traces.read.slices import Slices
-from pipeline.traces.write.routes_file import RoutesFile
-from pipeline.traces.write.segments import SegmentRef, SegmentWriter
+from pipeline.traces.format.header import TraceFile
+from pipeline.traces.format.parquet import open_file
+from pipeline.traces.read.reader import RoutesFile
+from pipeline.traces.write.rows import RoutesWriter
+from pipeline.traces.write.writer import stored_routes
 
 PROVENANCE = Provenance("R3", 0, "benchmark")
-LEVEL = 1
-"""The zstd level that the writer uses."""
 READERS = 2
 """Number of shards read in parallel: one is fetched while another is decoded."""
 
@@ -81,115 +77,37 @@ def samples_of(recording: Recording) -> list[Sample]:
     return samples
 
 
-def encode_bare(recording: Recording) -> list[npt.NDArray[np.uint8]]:
-    """Sort the sets of every sample and code them as gaps, without compressing or writing them."""
-    return [
-        pack(gaps(checked(np.ascontiguousarray(routes_TLK.swapaxes(0, 1)), recording.experts)))
-        for routes_TLK in recording.routes
-    ]
-
-
-def decode_bare(
-    coded: Sequence[npt.NDArray[np.uint8]], recording: Recording
-) -> list[npt.NDArray[Any]]:
-    """Decode the sets [T, L, K] of every sample, layer by layer, as the reader does."""
-    lengths = [len(routes_TLK) for routes_TLK in recording.routes]
-    ends = np.cumsum([0, *lengths])
-    layers = [
-        decode_segments(
-            [memoryview(c[i]) for c in coded], lengths, recording.topk, recording.experts
-        )
-        for i in range(recording.layers)
-    ]
-    sets_LNK = np.stack(layers)
-    return [sets_LNK[:, i:j].swapaxes(0, 1) for i, j in itertools.pairwise(ends)]
-
-
-@dataclass
-class MemoryStore:
-    """A store in memory, with only the methods that a trace file needs."""
-
-    uri: str = "memory"
-    objects: dict[str, bytes] = field(default_factory=dict)
-
-    def upload(self, key: str) -> "_MemoryUpload":
-        """See Store.upload."""
-        return _MemoryUpload(self, key)
-
-    def read_ranges(
-        self, key: str, ranges: Sequence[tuple[int, int]], size: int | None = None
-    ) -> list[bytes]:
-        """See Store.read_ranges."""
-        data = self.objects[key]
-        return [data[offset : offset + length] for offset, length in ranges]
-
-
-@dataclass
-class _MemoryUpload:
-    store: MemoryStore
-    key: str
-    pieces: list[bytes] = field(default_factory=list)
-
-    def write(self, data: bytes) -> int:
-        self.pieces.append(bytes(data))
-        return len(data)
-
-    def finish(self) -> None:
-        self.store.objects[self.key] = b"".join(self.pieces)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
-
-
 @dataclass(frozen=True)
-class RoutesInMemory:
-    """A routes file in memory that does not belong to a shard."""
+class RoutesInFile:
+    """A routes file that does not belong to a shard."""
 
-    store: Any
+    store: Store
     file: TraceFile
     geometry: Geometry
-    places: Mapping[str, Sequence[SegmentRef]]
-    """Segments by sample id."""
+    lengths: tuple[int, ...]
+    """Rows of each sample."""
 
 
-def encode_file(samples: Sequence[Sample], geometry: Geometry) -> RoutesInMemory:
-    """Sort, code and compress samples' routes into a Parquet file, with a digest for each range.
-
-    Each sample gets its own segments: the rows of a group's prompt are not shared.
-    """
-    store: Any = MemoryStore()
-    places = {}
-    with RoutesFile(store, "routes", geometry, PROVENANCE) as file:
-        segments = SegmentWriter(file)
+def encode_file(store: Store, samples: Sequence[Sample], geometry: Geometry) -> RoutesInFile:
+    """Check, sort and compress samples' routes into a new routes file of a store."""
+    key = keys.rollout_file(0, 0, new_write_id(), "routes")
+    lengths = []
+    writer = RoutesWriter(store, key, {}, geometry, PROVENANCE)
+    with writer.file:
         for sample in samples:
-            routes, rows = sample.routes, len(sample.tokens_S) - 1
-            if routes is not None:
-                routes = canonical(routes, geometry, rows)
-                places[sample.id] = segments.add(sample.id, routes, 0, rows)
-        segments.finish()
-        return RoutesInMemory(store, file.finish(), geometry, places)
+            rows = len(sample.tokens_S) - 1
+            writer.add(sample.id, stored_routes(sample.id, sample.routes, geometry, rows), 0, rows)
+            lengths.append(rows)
+        return RoutesInFile(store, writer.finish(), geometry, tuple(lengths))
 
 
-def decode_file(written: RoutesInMemory) -> Iterator[npt.NDArray[Any]]:
-    """Yield the array [T, L, K] of each sample, checking all ranges and positions."""
-    geometry = written.geometry
-    segments = range(written.file.rows)
-    part = read_part(written.store, written.file, geometry, geometry.layers, segments)
-    rows = {
-        id: {
-            "group": "",  # no segment belongs to a group
-            "branch_of": None,
-            "part_digests": None,
-            "prompt_length": 1,
-            "rows_total": sum(place.tokens for place in places),
-            "routes": [{"file": 0, "segments": [vars(place) for place in places]}],
-        }
-        for id, places in written.places.items()
-    }
-    slices = Slices(geometry, {0: part}, rows, whole=False)
-    return (slices.joined(id).sets_TLK for id in rows)
+def decode_file(written: RoutesInFile) -> list[npt.NDArray[Any]]:
+    """Return the array [T, L, K] of each sample, after checking all pages."""
+    opened = open_file(written.store, written.file)
+    parts = RoutesFile(opened, written.geometry).read(range(opened.row_groups))
+    sets_LNK = np.concatenate([part.sets_LNK for part in parts.values()], axis=1)
+    ends = np.cumsum(written.lengths)[:-1]
+    return [sets_LTK.swapaxes(0, 1) for sets_LTK in np.split(sets_LNK, ends, axis=1)]
 
 
 def write(

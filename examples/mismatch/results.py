@@ -10,8 +10,8 @@ import retrace
 from examples.mismatch.arms import ArmRun
 from pipeline import exits
 from pipeline.cli.printable import printable
+from pipeline.metrics.metric import layers_of
 from pipeline.run import keys
-from pipeline.run.commit import read_commit
 from pipeline.upkeep.run_list import find_run
 
 REWARD = "critic/rewards/mean"
@@ -92,10 +92,9 @@ def read_result(run: ArmRun) -> Result | None:
         return None
     opened = retrace.open_run(run.uri)
     table = opened.metrics().to_pydict()
-    layers = []
-    for step in table.pop("step"):
-        shares = read_commit(opened.store, keys.metrics(step)).get("agreement_by_layer")
-        layers.append(shares and {int(layer): share for layer, share in shares.items()})
+    steps = [dict(zip(table, values, strict=True)) for values in zip(*table.values(), strict=True)]
+    layers = [layers_of(step, "replay/agreement") or None for step in steps]
+    del table["step"]
     listed = find_run(str(run.uri))
     failure = _error(listed.message) if listed is not None and listed.state == "failed" else None
     return Result(run, table, layers, failure) if layers or failure is not None else None

@@ -31,7 +31,7 @@ from operators.rollout.types import (
 )
 from operators.rollout.vllm_environment import prepare_environment
 from pipeline import progress
-from pipeline.config.rules.engine_arguments import KWARGS, engine_problems
+from pipeline.config.rules.overrides import ENGINE, KWARGS, refused_fields, unknown_fields
 from pipeline.config.tree import Rollout
 from pipeline.errors import InputError
 from pipeline.hardware import gpu_pool
@@ -137,7 +137,7 @@ class RolloutEngine:
         elif tensors:
             self._llm.collective_rpc(load_tensors, args=(str(folder), tensors))
         if self._on_cpu:
-            from operators.rollout.cpu_vllm import repack_experts
+            from operators.cpu.vllm_build import repack_experts
 
             self._llm.collective_rpc(repack_experts, args=(layers_of(tensors),))
         if not self._llm.reset_prefix_cache():
@@ -264,12 +264,16 @@ def _start(
 ) -> "LLM":
     arguments: Mapping[str, str | int | float | bool]
     given = rollout.engine_kwargs.vllm
-    if problems := list(engine_problems(given)):
+    problems = list(refused_fields(ENGINE, given))
+    from vllm import LLM, EngineArgs
+
+    problems += unknown_fields(ENGINE, EngineArgs, given)
+    if problems:
         raise InputError(problems)
     if on_cpu:
-        from operators.rollout import cpu_vllm
+        from operators.cpu import vllm_build
 
-        arguments = cpu_vllm.engine_arguments(rollout, routes)
+        arguments = vllm_build.engine_arguments(rollout, routes)
         if other := sorted(given.keys() & arguments.keys()):
             log.warning("%s: on CPU, fixed values replace those of %s", KWARGS, ", ".join(other))
     else:
@@ -277,8 +281,6 @@ def _start(
             "gpu_memory_utilization": rollout.gpu_memory_utilization,
             "enable_return_routed_experts": routes,
         }
-    from vllm import LLM
-
     fixed: dict[str, Any] = {
         "dtype": rollout.dtype,
         "tensor_parallel_size": rollout.tensor_model_parallel_size,

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from operators.rollout.types import Finished
 from pipeline.model.geometry import Geometry
-from pipeline.traces.format.codec import checked
+from pipeline.traces.format.routes import ascending
 from pipeline.traces.format.types import Routes, TraceError
 
 log = logging.getLogger(__name__)
@@ -89,7 +89,7 @@ def routes_of(
         )
     try:
         # Layer by layer, as the writer needs the rows, so that they are copied only once.
-        sets_LTK = checked(raw_TLK.swapaxes(0, 1), geometry.experts)
+        sets_LTK = ascending(raw_TLK.swapaxes(0, 1), geometry.experts)
     except TraceError as error:
         raise _wrong_set(raw_TLK, geometry, sample) from error
     return Routes(sets_LTK.swapaxes(0, 1), np.ones(rows, bool))

@@ -22,11 +22,11 @@ from operators.rollout.scoring import Scorer
 from pipeline import progress
 from pipeline.policies.cache import PolicyTimes
 from pipeline.run import keys
-from pipeline.run.amendments import refuse_amended
 from pipeline.run.commit import Committed, commit, file_list, new_write_id
+from pipeline.run.description import run_digest
 from pipeline.run.plan import Plan, Sampling, StepPlan
 from pipeline.run.prompt_table import StoredPrompts
-from pipeline.run.uses import AMENDMENTS
+from pipeline.run.uses import ATTEMPT, refuse_superseded
 from pipeline.store import Store
 from pipeline.traces import (
     Compression,
@@ -85,9 +85,9 @@ class ShardMaker:
     """The worker's index, to be recorded in commits."""
     buffer_bytes: int
     """The maximum total size, in bytes, of samples that have been generated but not yet written."""
-    amendments: int
-    """The number of amendments that the worker has applied. If the run has more, the worker commits
-    nothing."""
+    attempt: int
+    """The number of the worker's attempt. If the run has a later one, the worker commits nothing.
+    """
     compression: Compression = "zstd"
     """The compression of the routes files."""
 
@@ -105,7 +105,7 @@ class ShardMaker:
 
         Raises:
             RolloutError, TraceError, RewardError: A sample failed; the message names it.
-            StoreError: The store failed, or the run was amended.
+            StoreError: The store failed, or a later attempt has begun.
         """
         plan = task.plan
         wanted = wanted_of(plan, shard, task.prompts)
@@ -123,13 +123,13 @@ class ShardMaker:
         maker = SampleMaker(self.engine, self.scorer, wanted, samples.append, routes=False)
         spent = stream(self.engine, wanted, plan.sampling, maker, self.buffer_bytes)
         body = _validation_body(plan, shard, samples, spent.generation_s)
-        body["maker"] = {"worker": self.worker, "sources": maker.sources}
+        made = {"worker": self.worker, ATTEMPT: self.attempt, "sources": maker.sources}
+        body["maker"] = made
         write_id = new_write_id()
         key = keys.validation_file(plan.policy_version, shard, write_id)
         body["files"] = file_list([write_samples(self.store, key, samples)])
-        refuse_amended(self.store, self.amendments)
-        known = {AMENDMENTS: self.amendments}
-        return maker, spent, commit(self.store, plan.shard_key(shard), body | known, write_id)
+        refuse_superseded(self.store, self.attempt)
+        return maker, spent, commit(self.store, plan.shard_key(shard), body, write_id)
 
     def _make_step(
         self,
@@ -158,6 +158,7 @@ class ShardMaker:
             half,
             policies,
             self.compression,
+            run_digest(self.store),
         ) as writer:
             routes = geometry is not None
             maker = SampleMaker(self.engine, self.scorer, wanted, writer.add, routes)
@@ -165,8 +166,8 @@ class ShardMaker:
             maker.finish(writer.finish)
             seconds = facts(maker, spent, writer.upload_s)
             seconds |= {"policy_fetch_s": policy.fetch, "policy_stall_s": policy.stall}
-            refuse_amended(self.store, self.amendments)
-            known = {"worker": self.worker, AMENDMENTS: self.amendments}
+            refuse_superseded(self.store, self.attempt)
+            known = {"worker": self.worker, ATTEMPT: self.attempt}
             made = {"tokens": maker.tokens, "extras": maker.extras, "sources": maker.sources}
             made["left_out"] = maker.left_out
             committed = writer.commit({**known, **seconds, **made})

@@ -47,10 +47,9 @@ from pipeline.policies.fetch import Held
 from pipeline.policies.prefetch import Prefetch
 from pipeline.policies.weights import Tensor
 from pipeline.run import keys
-from pipeline.run.amendments import amended, read_amendments
 from pipeline.run.attempts import Attempt, config_of, in_force, read_attempt
 from pipeline.run.commit import read_data
-from pipeline.run.description import read_created
+from pipeline.run.description import changed, read_created
 from pipeline.run.plan import StepPlan, read_plan
 from pipeline.run.planning import most_sub_plans, policy_version
 from pipeline.run.prompt_table import StoredPrompts
@@ -75,8 +74,8 @@ class Inputs:
     val_prompts: StoredPrompts | None
     """The validation prompts; None if the run does not validate."""
     code: RewardCode
-    amendments: int
-    """The number of the run's amendments that are applied to the inputs."""
+    attempt: int
+    """The number of the attempt that uses these inputs."""
 
 
 @dataclass
@@ -113,7 +112,7 @@ class Worker:
             geometry=self.inputs.geometry,
             worker=self.index,
             buffer_bytes=self.inputs.config.actor_rollout_ref.rollout.trace_buffer_mib << 20,
-            amendments=self.inputs.amendments,
+            attempt=self.inputs.attempt,
             compression=self.inputs.config.actor_rollout_ref.rollout.trace_compression,
         )
         while (task := self._next_task()) is not None and self._load(task.plan.policy_version):
@@ -294,8 +293,7 @@ def run(run_uri: str, index: int, attempt_number: int) -> None:
 
 def read_inputs(store: Store, attempt: Attempt) -> Inputs:
     """Read the run's inputs. Raises RolloutError if the run replays recorded samples."""
-    amendments = read_amendments(store)
-    run = amended(read_created(store), amendments)
+    run = changed(read_created(store), attempt.changes)
     config, staged = in_force(config_of(run), attempt), run.inputs
     if config.actor_rollout_ref.actor.router_replay.replay_file is not None:
         raise RolloutError(
@@ -314,7 +312,7 @@ def read_inputs(store: Store, attempt: Attempt) -> Inputs:
         prompts=StoredPrompts.of(store, staged.prompts),
         val_prompts=None if val is None else StoredPrompts.of(store, val),
         code=code,
-        amendments=len(amendments),
+        attempt=attempt.number,
     )
 
 

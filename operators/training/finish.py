@@ -29,14 +29,14 @@ from operators.training.rank import Rank
 from operators.training.sample_metrics import manifest_metrics
 from operators.training.speed import Devices
 from operators.training.step import Trained
-from operators.training.step_metrics import agreement_by_layer
 from operators.training.stored_routes import store_routes
 from pipeline import progress
 from pipeline.config.tree import RunConfig
-from pipeline.policies.versions import stored_digest
-from pipeline.run import keys, parse
-from pipeline.run.amendments import refuse_amended
+from pipeline.policies.versions import WEIGHTS
+from pipeline.run import keys
 from pipeline.run.commit import CorruptObjectError, commit, find_commit, new_write_id, read_commit
+from pipeline.run.parse import Digest, typed
+from pipeline.run.uses import refuse_superseded
 from pipeline.store import Store
 
 logger = logging.getLogger(__name__)
@@ -65,8 +65,8 @@ class StepFinisher:
     devices: Devices
     weights: str | None
     """Weights digest of the policy that this trainer's first step trains; None if unknown."""
-    amendments: int
-    """Number of amendments that the run had when this trainer started."""
+    attempt: int
+    """Number of the trainer's attempt."""
     _drifts: int = field(default=0, init=False)
     """Number of this trainer's steps after which the stored policy's digest differed from the
     digest of the trainer's own weights. Background jobs on rank 0 increment this number."""
@@ -108,11 +108,10 @@ class StepFinisher:
             policies = None if weights is None else {step: weights}
             recorded = (data.manifest, trained.recorded, policies)
             routes_drift = store_routes(self.store, self.rank, *recorded)
-        # A later attempt may have amended an estimator or a loss that no policy had used yet.
-        agreed(lambda: refuse_amended(self.store, self.amendments))
+        agreed(lambda: refuse_superseded(self.store, self.attempt))
         started = time.monotonic()
         there = agreed(lambda: find_commit(self.store, keys.policy(step + 1)))
-        policy = self._store_policy(step + 1, None if there is None else stored_digest(there))
+        policy = self._store_policy(step + 1, None if there is None else there[WEIGHTS])
         ended = time.monotonic()
         own = {
             "resume/routes_drift": routes_drift,
@@ -192,7 +191,6 @@ class StepFinisher:
             "metrics": dict(sorted(metrics.items())),
             "layout_sha256": data.layout.sha256,
             "policy_sha256": policy.sha256,
-            "agreement_by_layer": agreement_by_layer(trained.counts),
             "next_kl_coef": trained.next_kl_coef,
         }
         commit(self.store, keys.metrics(data.step), body, new_write_id())
@@ -228,7 +226,7 @@ def kl_coefficient(store: Store, config: RunConfig, step: int) -> float:
     if step == 0 or algorithm.kl_ctrl.type == "fixed":
         return algorithm.kl_ctrl.kl_coef
     try:
-        return parse.field(read_commit(store, keys.metrics(step - 1)), "next_kl_coef", parse.real)
+        return float(typed(read_commit(store, keys.metrics(step - 1)), "next_kl_coef", float))
     except ValueError as error:
         raise CorruptObjectError(
             f"{keys.metrics(step - 1)} in {store.uri}: {error}, expected the weight of the KL "
@@ -240,7 +238,7 @@ def kl_coefficient(store: Store, config: RunConfig, step: int) -> float:
 def _policy_digest(store: Store, step: int, metrics: Mapping[str, Any]) -> str:
     """Return the policy digest in a finished step's metrics. Raises CorruptObjectError."""
     try:
-        return parse.field(metrics, "policy_sha256", parse.digest)
+        return str(typed(metrics, "policy_sha256", Digest))
     except ValueError as error:
         raise CorruptObjectError(
             f"{keys.metrics(step)} in {store.uri}: {error}, expected the digest of policy "

@@ -15,7 +15,7 @@ from pipeline.rl.extra_means import REWARD, extra_means, source_means
 from pipeline.run import keys
 from pipeline.run.commit import read_commit
 from pipeline.store import Store
-from pipeline.traces.format.shard_rows import BASELINE
+from pipeline.traces.format.manifest import BASELINE
 
 Metrics = dict[str, float | None]
 

@@ -65,9 +65,9 @@ from operators.training.step_metrics import (
 from pipeline import progress
 from pipeline.config.tree import RunConfig
 from pipeline.rl.corrections.report import correction_metrics
-from pipeline.rl.corrections.tally import Tally
-from pipeline.rl.estimators.reward_kl import next_coefficient
+from pipeline.rl.kl import next_coefficient
 from pipeline.rl.mismatch import Mismatch, total_mismatch
+from pipeline.rl.moments import Tally
 from pipeline.traces.format.types import Routes
 
 logger = logging.getLogger(__name__)
@@ -79,8 +79,6 @@ class Trained:
 
     metrics: Metrics
     """Metrics of the step, the same on all ranks."""
-    counts: Counts
-    """Counts from the first pass with replay, over all ranks, keyed by layer."""
     recorded: Mapping[str, Routes] | None
     """R2: the routes that this rank's log-prob pass recorded, to be stored."""
     next_kl_coef: float | None = None
@@ -184,7 +182,7 @@ def train_step(
     kl = reward_kl_of(reports)
     metrics |= reward_kl_metrics(kl, kl_coef)
     coming = None if kl is None else next_coefficient(kl_coef, kl, rank.config.algorithm.kl_ctrl)
-    return Trained(metrics, counts, sweeps.recorded, coming)
+    return Trained(metrics, sweeps.recorded, coming)
 
 
 def _updates(

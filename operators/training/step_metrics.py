@@ -15,11 +15,12 @@ from operators.training.batches.step_data import StepData
 from operators.training.critic_step import CriticReport
 from operators.training.passes.custom_loss import OWN_REPORTS
 from operators.training.passes.logprob_pass import LogProbs
-from operators.training.replay.counts import Counts, LayerCounts, added
-from pipeline.rl.corrections.tally import Tally
-from pipeline.rl.estimators.reward_kl import StepKl
+from operators.training.replay.counts import Counts, added
+from pipeline.metrics.metric import by_layer
+from pipeline.rl.kl import StepKl
 from pipeline.rl.mismatch import Mismatch, mismatch, total_mismatch
-from pipeline.traces.format.shard_rows import BASELINE
+from pipeline.rl.moments import Tally
+from pipeline.traces.format.manifest import BASELINE
 
 Metrics = dict[str, float | None]
 Sums = dict[str, float]
@@ -259,16 +260,8 @@ def replay_metrics(counts: Counts) -> Metrics:
         "replay/rows_native": one.native,
         "replay/rows_padding": one.padding,
         "replay/layers": len(counts),
+        **by_layer("replay/agreement", {n: c.agreeing / c.replayed for n, c in counts.items()}),
     }
-
-
-def agreement_by_layer(counts: Counts) -> dict[str, float] | None:
-    """Return each layer's share of replayed rows for which the router chooses the recorded set."""
-
-    def share(count: LayerCounts) -> float:
-        return count.agreeing / count.replayed
-
-    return {str(layer): share(counts[layer]) for layer in sorted(counts)} or None
 
 
 def _mini_batches(reports: Sequence[RankReport]) -> list[Sums]:

@@ -1,11 +1,11 @@
 """Stores the routes that the log-prob pass recorded (R2), next to the step's samples.
 
-    every stage, data- and context-parallel rank: its part ─► all parts ─► rank 0: training.json
+    every stage, data- and context-parallel rank: its file ─► all files ─► rank 0: training.json
 
-All parts of an attempt share one write id. An attempt that died before it wrote training.json
-leaves debris, and the next attempt writes its own training set, perhaps in a different layout. An
-attempt that died later leaves the step's training set, and the next attempt compares its own
-recorded routes with that set.
+All files of an attempt share one write id. An attempt that died before it wrote training.json
+leaves debris, and the next attempt writes its own files, perhaps in a different layout. An attempt
+that died later leaves the step's routes, and the next attempt compares its own recorded routes with
+these.
 """
 
 import logging
@@ -14,29 +14,28 @@ from importlib.metadata import version
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 import torch.distributed as dist
 
-from operators.training.agree import agreed, await_ranks, gathered
-from operators.training.batches.zigzag import Zigzag
+from operators.training.agree import agreed, gathered
 from operators.training.errors import ReplayError
 from operators.training.rank import Rank
+from operators.zigzag import Zigzag
 from pipeline.model.geometry import Geometry
 from pipeline.run import keys
-from pipeline.run.amendments import description_at
 from pipeline.run.commit import new_write_id
+from pipeline.run.description import read_created
 from pipeline.store import Store
-from pipeline.traces import Manifest, NewTrainingSet, seal_training_set, write_training_routes
-from pipeline.traces.format.chunks import read_table
-from pipeline.traces.format.manifest import file_of
-from pipeline.traces.format.schema import SEGMENT
-from pipeline.traces.format.types import Provenance, Routes, TraceError
-from pipeline.traces.read.parts import Part, read_part
-from pipeline.traces.read.training import read_training_set
+from pipeline.traces import (
+    Manifest,
+    NewTrainerRoutes,
+    read_routes,
+    seal_trainer_routes,
+    used_routes,
+    write_trainer_routes,
+)
+from pipeline.traces.format.types import Provenance, Routes
 
 logger = logging.getLogger(__name__)
-
-_OWNERS = pa.schema([SEGMENT.field("owner")])
 
 
 def store_routes(
@@ -67,13 +66,14 @@ def store_routes(
     step, position, geometry = manifest.step, rank.position, rank.geometry
     if position.tensor_rank or geometry is None or not geometry.layers:
         geometry = None
-    there = agreed(lambda: store.size(keys.training_set(step)) is not None)
+    there = agreed(lambda: store.size(keys.trainer_routes(step)) is not None)
     if not there:
         made = Provenance("R2", step, f"megatron-core {version('megatron-core')}")
-        new = NewTrainingSet(manifest, made, policies, agreed(new_write_id))
+        new = NewTrainerRoutes(manifest, made, policies, agreed(new_write_id))
+        file = None
         if geometry is not None:
             own, positions = _own_part(position.context, position.sequence.count, routes)
-            write_training_routes(
+            file = write_trainer_routes(
                 store,
                 new,
                 position.stage,
@@ -83,9 +83,9 @@ def store_routes(
                 cp_rank=position.context.index,
                 positions=positions,
             )
-        await_ranks()
+        files = [of_rank for of_rank in gathered(file) if of_rank is not None]
         if dist.get_rank() == 0:
-            seal_training_set(store, new, _model_geometry(store, step))
+            seal_trainer_routes(store, new, files, _model_geometry(store))
         return 0
     differ = []
     if geometry is not None and position.context.index == 0:
@@ -129,7 +129,7 @@ def other_routes(
 ) -> list[str]:
     """Return the ids of samples whose stored routes differ from the routes that this rank recorded.
 
-    Only this rank's layers are compared. The stored training set may have a different layout.
+    Only this rank's layers are compared. The stored routes may come from a different layout.
 
     Args:
         store: The run's store.
@@ -138,48 +138,23 @@ def other_routes(
         geometry: Geometry of this rank's MoE layers.
 
     Raises:
-        TraceError: A stored file is corrupt; the message names it.
+        TraceError, CorruptObjectError: A stored file is damaged; the message names it.
         StoreError: The store failed.
     """
-    same = dict.fromkeys(routes, 0)
-    for header in read_training_set(store, manifest).commits:
-        file = file_of(header, "routes")
-        if file is None or header.geometry is None:
-            raise TraceError(
-                f"{header.key} in {store.uri}: the commit lists no routes file or no geometry"
-            )
-        common = [layer for layer in geometry.layers if layer in header.geometry.layers]
-        owners = read_table(store, file, _OWNERS)["owner"].to_pylist() if common else []
-        mine = [row for row, owner in enumerate(owners) if owner in routes]
-        if mine:
-            part = read_part(store, file, header.geometry, common, mine)
-            for id, equal in _equal_rows(part, routes, geometry):
-                same[id] += equal
-    layers = len(geometry.layers)
-    return sorted(id for id, equal in same.items() if equal != layers * len(routes[id].valid_T))
+    stored = used_routes(store, manifest.step)
+    differ = []
+    for ids in stored.id_batches(routes):
+        for id, found in read_routes(store, stored, ids, geometry.layers).items():
+            ours = routes[id]
+            same_T = (found.sets_TLK == ours.sets_TLK).all(axis=(1, 2)) | ~ours.valid_T
+            if not (same_T.all() and np.array_equal(found.valid_T, ours.valid_T)):
+                differ.append(id)
+    return sorted(differ)
 
 
-def _equal_rows(
-    part: Part, routes: Mapping[str, Routes], geometry: Geometry
-) -> list[tuple[str, int]]:
-    """Return, for each segment, its sample and the number of equal rows, summed over all layers."""
-    found = []
-    for segment in part.segments.values():
-        ours = routes[segment.owner]
-        length = segment.rows.stop - segment.rows.start
-        here = slice(segment.token_start, segment.token_start + length)
-        valid_T = ours.valid_T[here] == part.valid_N[segment.rows]
-        equal = 0
-        for layer, sets_NK in zip(part.layers, part.sets_LNK, strict=True):
-            ours_TK = ours.sets_TLK[here, geometry.layers.index(layer)]
-            equal += int((valid_T & (ours_TK == sets_NK[segment.rows]).all(axis=1)).sum())
-        found.append((segment.owner, equal))
-    return found
-
-
-def _model_geometry(store: Store, step: int) -> Geometry:
+def _model_geometry(store: Store) -> Geometry:
     """Return the geometry of the model's MoE layers from the run description."""
-    geometry = description_at(store, step).geometry
+    geometry = read_created(store).geometry
     if geometry is None:
         raise ReplayError(
             f"{keys.run_json()} in {store.uri}: the model has no MoE layers, but the trainer "

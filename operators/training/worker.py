@@ -53,10 +53,9 @@ from pipeline.policies.fetch import fetch_policy
 from pipeline.policies.versions import weights_of
 from pipeline.rl.custom import CUSTOM, custom_function, load_custom
 from pipeline.run import keys
-from pipeline.run.amendments import description_now, read_amendments
 from pipeline.run.attempts import config_of, in_force, read_attempt
 from pipeline.run.commit import read_data
-from pipeline.run.description import RunDescription
+from pipeline.run.description import RunDescription, changed, read_created
 from pipeline.run.wait import WaitTimeoutError, wait_for_any
 from pipeline.scratch import scratch_folder
 from pipeline.store import Store, open_store
@@ -146,8 +145,7 @@ def run(run_uri: str, attempt_number: int) -> None:
     """Train until the run's last step or the attempt's stop object (see the module's diagram)."""
     store = open_store(run_uri)
     attempt = read_attempt(store, attempt_number)
-    amendments = len(read_amendments(store))
-    run = description_now(store)
+    run = changed(read_created(store), attempt.changes)
     config = in_force(config_of(run), attempt)
     functions = _load_functions(store, run, config)
     limits = parallel.limits_of(config.launch)
@@ -181,7 +179,7 @@ def run(run_uri: str, attempt_number: int) -> None:
             publisher = Publisher(store, exporter, folder, scratch, background, options)
             writer = checkpoint.CheckpointWriter(store, checkpoints, config.launch.step_timeout_s)
             finisher = StepFinisher(
-                store, rank, model, publisher, writer, background, devices, weights, amendments
+                store, rank, model, publisher, writer, background, devices, weights, attempt_number
             )
             loop = TrainingLoop(
                 store, attempt_number, rank, finisher, background, checkpoints, ahead

@@ -9,7 +9,8 @@ from rich.filesize import decimal
 
 import retrace
 from pipeline.cli.printable import printable_message
-from pipeline.inputs.sizes.memory import memory_lines, parse_memory
+from pipeline.inputs.sizes.memory import Memory, memory_lines, parse_memory
+from pipeline.inputs.writes import Writes
 from pipeline.store import is_remote, open_store
 
 
@@ -45,7 +46,7 @@ def check(
         gpu_limit: The memory of the GPUs on which the run must fit, in bytes. If it is set, the
             memory estimate is for GPUs, even on a machine without GPUs.
     """
-    console = _console()
+    console = error_console()
     console.print(f"checking {path}", markup=False)  # checking tokenizers and prompts takes a while
     if (line := _finished_line(path, overrides)) is not None:
         console.print(line, markup=False)
@@ -64,11 +65,11 @@ def check(
         return None
     if verdict is not None:
         ready = replace(ready, memory=verdict[0])
-    _print(console, "note", "yellow", ready.notes)
+    print_labelled(console, "note", "yellow", ready.notes)
     but = ", but not for this machine" if ready.too_small else ""
     console.print(f"{path} is valid{but}: {_model(ready)}, run {ready.uri}", markup=False)
     _print_lines(console, summary(ready))
-    _print(console, "warning", "yellow", ready.too_small)
+    print_labelled(console, "warning", "yellow", ready.too_small)
     if ready.too_small:
         console.print("`retrace run` refuses it on this machine", markup=False)
     return ready
@@ -142,7 +143,7 @@ def _count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
-def writes_line(writes: retrace.Writes) -> str:
+def writes_line(writes: Writes) -> str:
     """Return a text with the sizes of the data that a run writes into its store."""
     routes = f", routes up to {decimal(writes.routes)}" if writes.routes else ""
     when = "every step"
@@ -161,7 +162,7 @@ def writes_line(writes: retrace.Writes) -> str:
     )
 
 
-def copies_line(writes: retrace.Writes, cache: str) -> str:
+def copies_line(writes: Writes, cache: str) -> str:
     """Return a text with the sizes of the policy copies that workers keep on their machines."""
     lines = []
     if writes.rank_copies:
@@ -191,9 +192,7 @@ def _finished_line(path: Path, overrides: Sequence[str]) -> str | None:
         return None  # the check reports the problem
 
 
-def _verdict(
-    path: Path, overrides: Sequence[str], limit: int
-) -> tuple[retrace.Memory, list[str]] | None:
+def _verdict(path: Path, overrides: Sequence[str], limit: int) -> tuple[Memory, list[str]] | None:
     """Return the memory estimate for GPUs and its problems; None if the settings are invalid.
 
     Other checks, which fail if only config.json is present, do not affect the verdict.
@@ -212,14 +211,15 @@ def print_errors(error: retrace.InputError, more: Sequence[str] = ()) -> None:
 
     `more` contains problems that were found independently of the error.
     """
-    console = _console()
-    _print(console, "note", "yellow", error.notes)
-    _print(console, "error", "red", (*error.problems, *more))
+    console = error_console()
+    print_labelled(console, "note", "yellow", error.notes)
+    print_labelled(console, "error", "red", (*error.problems, *more))
     for line in getattr(error, "__notes__", ()):
         console.print(line, markup=False)
 
 
-def _console() -> Console:
+def error_console() -> Console:
+    """Return the console for everything that is not the result of a command."""
     return Console(stderr=True, highlight=False, soft_wrap=True)
 
 
@@ -228,7 +228,8 @@ def _print_lines(console: Console, lines: Sequence[tuple[str, str]]) -> None:
         console.print(f"  {name:<10}{text}", markup=False)
 
 
-def _print(console: Console, label: str, colour: str, lines: Sequence[str]) -> None:
+def print_labelled(console: Console, label: str, colour: str, lines: Sequence[str]) -> None:
+    """Print each line after a coloured label."""
     for line in lines:
         console.print(f"[{colour}]{label}:[/{colour}]", end=" ")
         console.print(printable_message(line, keep="\n\t"), markup=False, emoji=False)

@@ -2,26 +2,22 @@
 
 from collections.abc import Mapping
 
-import typer
 from rich.filesize import decimal
 
-from pipeline.cli.epilog import epilog
-from pipeline.cli.printable import StoredTable
-from pipeline.cli.runs import DAMAGED, Run, open_run, print_, print_line, refusing
+from pipeline.cli.epilog import command_group, epilog
+from pipeline.cli.printable import listing
+from pipeline.cli.runs import Run, end_with, open_run, print_, refusing
 from pipeline.store.schemes import EXAMPLE_STORE
 
-app = typer.Typer(
-    help="List the checkpoints of a run. A checkpoint loads directly into other TP, PP, CP and DP "
+app = command_group(
+    "List the checkpoints of a run. A checkpoint loads directly into other TP, PP, CP and DP "
     "sizes, so there is no command to convert one.",
-    short_help="List the checkpoints of a run.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode="rich",
-    epilog=epilog(
-        "docs/commands.md, docs/run-folder.md",
+    epilog(
+        "docs/commands.md, docs/trace-format.md",
         "0: done; 1: a checkpoint cannot be loaded; 2: no run was found",
         "retrace checkpoints ls quickstart",
     ),
+    short_help="List the checkpoints of a run.",
 )
 
 _SIZES = {
@@ -42,7 +38,7 @@ def _group() -> None:
 @app.command(
     "ls",
     epilog=epilog(
-        "docs/run-folder.md",
+        "docs/commands.md",
         "0: done; 1: a checkpoint cannot be loaded; 2: no run was found",
         "retrace checkpoints ls quickstart",
         f"retrace checkpoints ls {EXAMPLE_STORE}/first",
@@ -56,10 +52,7 @@ def list_(run: Run) -> None:
     """
     with refusing():
         found = open_run(run, sealed=False).listed_checkpoints()
-    table = StoredTable(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for column in ("policy", "size", "saved by", "continues at"):
-        right = column in ("policy", "size")
-        table.add_column(column, justify="right" if right else "left")
+    table = listing("policy", "size", "saved by", "continues at", right=("policy", "size"))
     for checkpoint in found:
         table.add_row(
             str(checkpoint.version),
@@ -68,11 +61,7 @@ def list_(run: Run) -> None:
             f"step {checkpoint.version}" if checkpoint.restarts else "— (its step is unfinished)",
         )
     print_(table)
-    broken = [checkpoint for checkpoint in found if checkpoint.problem]
-    for checkpoint in broken:
-        print_line(f"checkpoint of policy {checkpoint.version}: {checkpoint.problem}")
-    if broken:
-        raise typer.Exit(DAMAGED)
+    end_with(f"checkpoint of policy {one.version}: {one.problem}" for one in found if one.problem)
 
 
 def _layout(layout: Mapping[str, object]) -> str:

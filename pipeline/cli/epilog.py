@@ -1,5 +1,6 @@
-"""The last part of every command's `--help`: examples, exit codes and documentation pages."""
+"""The last part of each `--help` (examples, exit codes, documentation), and groups of commands."""
 
+import typer
 from rich.markup import escape
 
 
@@ -18,6 +19,24 @@ def epilog(page: str, codes: str, *examples: str) -> str:
         f"[bold]Docs[/bold] {escape(page)}",
     ]
     return "\n".join(lines)
+
+
+def command_group(help: str, end: str, short_help: str | None = None) -> typer.Typer:
+    """Return a group of commands, such as `retrace traces`.
+
+    Args:
+        help: The description of the group.
+        end: The last part of the help (`epilog`).
+        short_help: The description in the list of all commands; None to use `help`.
+    """
+    return typer.Typer(
+        help=help,
+        short_help=short_help,
+        epilog=end,
+        no_args_is_help=True,
+        add_completion=False,
+        rich_markup_mode="rich",
+    )
 
 
 LOOKED = "0: done; 2: the run, step or sample does not exist, or cannot be read"

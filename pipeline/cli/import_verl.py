@@ -3,10 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
-
 import retrace
-from pipeline.cli.check import print_errors
+from pipeline.cli.check import error_console, print_errors
 
 
 def run_import_verl(source: Path, target: Path, arguments: Sequence[str]) -> int:
@@ -20,36 +18,25 @@ def run_import_verl(source: Path, target: Path, arguments: Sequence[str]) -> int
     source, target = source.expanduser(), target.expanduser()
     try:
         if target.exists():
-            raise retrace.InputError(
-                [f"{target}: this file already exists; remove it, or give a different name"]
-            )
+            problem = f"{target}: this file already exists; remove it, or give a different name"
+            raise retrace.InputError([problem])
         if not target.parent.is_dir():
-            raise retrace.InputError(
-                [
-                    f"{target}: the folder {target.parent} does not exist; create it, or give "
-                    "a different one"
-                ]
-            )
+            problem = f"{target}: the folder {target.parent} does not exist"
+            raise retrace.InputError([f"{problem}; create it, or give a different one"])
         text = retrace.import_verl(source, arguments)
-        _write(target, text)
     except retrace.InputError as error:
         print_errors(error)
         return 2
-    from pipeline.config.reading.undecided import (
-        TODO,  # imported here so that other commands do not load pydantic
-    )
-
-    todos = sum(line.lstrip().startswith(TODO) for line in text.splitlines())
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
-    first = f"resolve its {todos} TODO lines, then " if todos else ""
-    console.print(f"wrote {target}; {first}run: retrace check {target}", markup=False)
-    return 0
-
-
-def _write(target: Path, text: str) -> None:
     try:
         target.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise retrace.InputError(
-            [f"{target}: this file cannot be written: {error.strerror}; give a different file"]
-        ) from error
+        problem = f"{target}: this file cannot be written: {error.strerror}; give a different file"
+        print_errors(retrace.InputError([problem]))
+        return 2
+    # Imported here so that other commands do not load pydantic.
+    from pipeline.config.reading.undecided import TODO
+
+    todos = sum(line.lstrip().startswith(TODO) for line in text.splitlines())
+    first = f"resolve its {todos} TODO lines, then " if todos else ""
+    error_console().print(f"wrote {target}; {first}run: retrace check {target}", markup=False)
+    return 0

@@ -10,18 +10,15 @@ import typer
 from rich.filesize import decimal
 
 import retrace
-from pipeline.cli.epilog import epilog
-from pipeline.cli.printable import StoredTable
-from pipeline.cli.runs import DAMAGED, Run, open_run, print_, print_line, refusing
+from pipeline.cli.epilog import command_group, epilog
+from pipeline.cli.printable import listing
+from pipeline.cli.runs import Run, end_with, open_run, print_, refusing
 from pipeline.store.schemes import EXAMPLE_STORE
 
-app = typer.Typer(
-    help="List the policy versions of a run, or write one as a Hugging Face folder.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode="rich",
-    epilog=epilog(
-        "docs/commands.md, docs/policy-format.md",
+app = command_group(
+    "List the policy versions of a run, or write one as a Hugging Face folder.",
+    epilog(
+        "docs/commands.md, docs/trace-format.md",
         "0: done; 1: a version cannot be fetched; 2: the version or folder cannot be used",
         "retrace policies ls quickstart",
         "retrace policies export quickstart 8 policy-8",
@@ -32,7 +29,7 @@ app = typer.Typer(
 @app.command(
     "ls",
     epilog=epilog(
-        "docs/run-folder.md",
+        "docs/trace-format.md",
         "0: done; 1: a version cannot be fetched; 2: no run was found",
         "retrace policies ls quickstart",
         f"retrace policies ls {EXAMPLE_STORE}/first",
@@ -45,10 +42,8 @@ def list_(run: Run) -> None:
     """
     with refusing():
         found = open_run(run, sealed=False).listed_policies()
-    table = StoredTable(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for column in ("version", "stored as", "size", "to fetch", "weights"):
-        right = column in ("version", "size", "to fetch")
-        table.add_column(column, justify="right" if right else "left")
+    columns = ("version", "stored as", "size", "to fetch", "weights")
+    table = listing(*columns, right=("version", "size", "to fetch"))
     for policy in found:
         table.add_row(
             str(policy.version),
@@ -58,11 +53,7 @@ def list_(run: Run) -> None:
             "—" if policy.weights_sha256 is None else policy.weights_sha256[:16],
         )
     print_(table)
-    broken = [policy for policy in found if policy.problem]
-    for policy in broken:
-        print_line(f"policy {policy.version}: {policy.problem}")
-    if broken:
-        raise typer.Exit(DAMAGED)
+    end_with(f"policy {policy.version}: {policy.problem}" for policy in found if policy.problem)
 
 
 def _version(value: str) -> int:
@@ -101,14 +92,9 @@ def export(
     with refusing():
         opened = open_run(run, sealed=False)
         with _writing(folder):
-            if folder.exists() and not folder.is_dir():
-                raise retrace.InputError(
-                    [f"{folder}: it is not a folder; give a new or an empty folder"]
-                )
-            if folder.exists() and any(folder.iterdir()):
-                raise retrace.InputError(
-                    [f"{folder}: it is not empty; give a new or an empty folder"]
-                )
+            if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+                what = "not empty" if folder.is_dir() else "not a folder"
+                raise retrace.InputError([f"{folder}: it is {what}; give a new or an empty folder"])
             opened.fetch_policy(version, folder)
             size = sum(path.stat().st_size for path in folder.iterdir())
     print_(f"{folder}: policy {version} of {run}, {decimal(size)}")

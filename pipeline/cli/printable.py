@@ -4,8 +4,10 @@ Commands pass all text that comes from a store, a log or a user's file through t
 """
 
 import re
+from collections.abc import Collection
 from typing import Any
 
+from rich.console import JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
@@ -64,3 +66,17 @@ class StoredTable(Table):
     def add_row(self, *cells: Any, **options: Any) -> None:
         """Add a row of texts."""
         super().add_row(*(Text(printable_message(cell)) for cell in cells), **options)
+
+
+def listing(*columns: str, right: Collection[str]) -> StoredTable:
+    """Return an empty table without lines.
+
+    Args:
+        *columns: The headers.
+        right: The headers of the columns that are aligned to the right.
+    """
+    table = StoredTable(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for column in columns:
+        justify: JustifyMethod = "right" if column in right else "left"
+        table.add_column(column, justify=justify, overflow="fold")
+    return table

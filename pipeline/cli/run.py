@@ -3,11 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
-
 import retrace
-from pipeline.cli.check import check, print_errors
-from pipeline.cli.printable import printable_message
+from pipeline.cli.check import check, error_console, print_errors, print_labelled
 from pipeline.errors import LastingError
 
 _GO_ON = "Run the same command again to continue from the last commit."
@@ -22,12 +19,9 @@ def run_run(path: Path, overrides: Sequence[str]) -> int:
     ready = check(path, overrides)
     if ready is None or ready.too_small:
         return 2
-    errors = Console(stderr=True, soft_wrap=True)
     try:
         ready.run()
-    except (
-        retrace.InputError
-    ) as error:  # found after the check, for example a run name that is now in use
+    except retrace.InputError as error:  # for example a run name that came into use since the check
         print_errors(error)
         return 2
     except (
@@ -37,9 +31,8 @@ def run_run(path: Path, overrides: Sequence[str]) -> int:
         retrace.TraceError,
         OSError,
     ) as error:
-        errors.print("[red]failed:[/red]", end=" ")
-        shown = printable_message(str(error), keep="\n\t")
-        errors.print(shown, markup=False, emoji=False, highlight=False, soft_wrap=True)
-        errors.print(_GO_ON_ONCE_MENDED if isinstance(error, LastingError) else _GO_ON)
+        console = error_console()
+        print_labelled(console, "failed", "red", [str(error)])
+        console.print(_GO_ON_ONCE_MENDED if isinstance(error, LastingError) else _GO_ON)
         return 1
     return 0

@@ -1,7 +1,7 @@
 """Helpers for commands that read a run: functions that open it, report errors and print."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -122,6 +122,15 @@ def print_line(text: str) -> None:
         )
     else:
         print_(line)
+
+
+def end_with(problems: Iterable[str]) -> None:
+    """Print each problem as one line; if there are any, exit with the code for damage."""
+    lines = list(problems)
+    for line in lines:
+        print_line(line)
+    if lines:
+        raise typer.Exit(DAMAGED)
 
 
 Wide = Annotated[

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from rich.table import Table
 
 from pipeline.cli.printable import StoredTable, number_text, printable_message
+from pipeline.traces import Manifest
 from pipeline.upkeep.problems import Report
 from pipeline.upkeep.stats import StepStats
-from retrace import Manifest, SealedStep, StepSample
+from retrace import SealedStep, StepSample
 
 
 def _share(part: int | None, whole: int) -> str:
@@ -130,8 +131,8 @@ STATS_NOTE = (
     "R3 = R2: share of rows in which engine and trainer recorded the same experts; in training: "
     "share of rows in which the trainer's own choice was the replayed set; all: lowest and highest "
     "load, mean of the other columns",
-    "bytes per token and layer are far below the format's 2 if experts are few, if sets recur, or "
-    "if a group's samples share a prompt, because the prompt's routes are stored once",
+    "bytes per token and layer are few if experts are few, if sets recur, or if a group's samples "
+    "share a prompt, whose repeated routes compress well",
 )
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from pipeline.cli import upkeep
-from pipeline.cli.epilog import LOOKED, LOOKED_AT_STEPS, epilog
+from pipeline.cli.epilog import LOOKED, LOOKED_AT_STEPS, command_group, epilog
 from pipeline.cli.printable import printable_message
 from pipeline.cli.runs import (
     DAMAGED,
@@ -51,12 +51,9 @@ from retrace import SealedStep
 _PAGE = "docs/trace-format.md, docs/library.md (the same in Python)"
 _RUN = "outputs/store/quickstart"
 
-app = typer.Typer(
-    help="List, show, check, measure and export traces, or remove old ones.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode="rich",
-    epilog=epilog(
+app = command_group(
+    "List, show, check, measure and export traces, or remove old ones.",
+    epilog(
         _PAGE,
         LOOKED_AT_STEPS,
         f"retrace traces ls {_RUN}",
@@ -84,8 +81,6 @@ app.command(
 _Step = Annotated[int | None, typer.Option("--step", min=0, metavar="N", help="Only this step.")]
 
 _Form = Literal["npy", "pt", "verl", "slime"]
-
-_UNTRAINED = "not trained yet, its routes are not recorded"
 
 _SAMPLE_ID = re.compile(r"[0-9]{6}/[^/]+/[0-9]+(?:\.[0-9]+)?")
 
@@ -186,8 +181,6 @@ def verify_(run: Run, step: _Step = None) -> None:
         if step is not None and store.size(keys.metrics(step)) is None:
             _known(store, step)  # for a trained step, `verify` reports the missing manifest
         report = verify(store, step)
-        for note in report.notes:
-            print_(f"note: {note}")
         for problem in report.problems:
             print_(printable_message(str(problem)))
         if report.problems:
@@ -205,15 +198,10 @@ def stats(run: Run, step: _Step = None, wide: Wide = False) -> None:
         store = open_run(run).store
 
         def show_step(number: int) -> None:
-            if is_pruned(store, number):
-                print_(f"step {number}: pruned, its routes were removed")
-                return
-            if _awaits_training(store, number):
-                print_(f"step {number}: {_UNTRAINED}")
-                return
-            found = step_stats(store, number)
-            print_(stats_line(found))
-            print_table(stats_table(found), wide, LESS_NEEDED)
+            if _has_routes(store, number):
+                found = step_stats(store, number)
+                print_(stats_line(found))
+                print_table(stats_table(found), wide, LESS_NEEDED)
 
         damaged = _in_steps(store, step, show_step)
         for line in STATS_NOTE:
@@ -261,11 +249,7 @@ def export_(
             raise TraceError(f"--num-layers applies to --format verl or slime, not to {form}")
 
         def export_step(number: int) -> None:
-            if step is None and is_pruned(store, number):
-                print_(f"step {number}: pruned, its routes were removed")
-                return
-            if step is None and _awaits_training(store, number):
-                print_(f"step {number}: {_UNTRAINED}")
+            if step is None and not _has_routes(store, number):
                 return
             refuse_pruned(store, number)
             print_(f"step {number}: {_exported(store, number, out, form, num_layers)}")
@@ -302,11 +286,18 @@ def _exported(store: Store, step: int, out: Path, form: _Form, num_layers: int |
     return f"{export(store, step, folder, form)} samples in {folder}"
 
 
-def _awaits_training(store: Store, step: int) -> bool:
-    """Return whether the trainer still has to record the routes of a sealed step (R2)."""
-    if not open_manifest(store, step).head.training:
-        return False
-    return all(store.size(key) is None for key in (keys.training_set(step), keys.metrics(step)))
+def _has_routes(store: Store, step: int) -> bool:
+    """Return whether a sealed step has routes; if not, print the reason."""
+    reason = None
+    if is_pruned(store, step):
+        reason = "pruned, its routes were removed"
+    elif open_manifest(store, step).head.training and not (
+        store.size(keys.trainer_routes(step)) or store.size(keys.metrics(step))
+    ):
+        reason = "not trained yet, its routes are not recorded"
+    if reason is not None:
+        print_(f"step {step}: {reason}")
+    return reason is None
 
 
 def _known(store: Store, step: int) -> int:

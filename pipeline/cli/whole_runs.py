@@ -8,19 +8,17 @@ import typer
 from rich.filesize import decimal
 
 import retrace
-from pipeline.cli.epilog import LOOKED_AT_STEPS, epilog
-from pipeline.cli.printable import StoredTable, number_text
+from pipeline.cli.epilog import LOOKED_AT_STEPS, command_group, epilog
+from pipeline.cli.printable import listing, number_text
 from pipeline.cli.runs import DAMAGED, Run, age, print_, print_line, refusing
 from pipeline.store.schemes import DEFAULT_STORE, EXAMPLE_STORE
 from pipeline.upkeep.remove import removable_run
+from pipeline.upkeep.run_list import ListedRun
 
-app = typer.Typer(
-    help="List the runs of a store, or remove one.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode="rich",
-    epilog=epilog(
-        "docs/commands.md, docs/run-folder.md",
+app = command_group(
+    "List the runs of a store, or remove one.",
+    epilog(
+        "docs/commands.md, docs/trace-format.md",
         "0: done; 1: a run is damaged, or a removal was not confirmed; 2: the run does not exist, "
         "or must not be removed",
         "retrace runs ls",
@@ -56,10 +54,8 @@ def list_(
     if not found:
         print_(f"no runs in {store}: it does not exist or is empty")
         return
-    table = StoredTable(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for column in ("name", "state", "step", "reward", "size", "created", "last write"):
-        right = column in ("step", "reward", "size")
-        table.add_column(column, justify="right" if right else "left", overflow="fold")
+    columns = ("name", "state", "step", "reward", "size", "created", "last write")
+    table = listing(*columns, right=("step", "reward", "size"))
     now_s = time.time()
     for run in found:
         table.add_row(
@@ -82,7 +78,7 @@ def list_(
 @app.command(
     "rm",
     epilog=epilog(
-        "docs/run-folder.md",
+        "docs/commands.md",
         "0: removed; 1: not confirmed; 2: no run was found, or the run is in progress",
         "retrace runs rm quickstart",
         f"retrace runs rm {EXAMPLE_STORE}/first --yes",
@@ -124,7 +120,7 @@ def _cause(message: str) -> str:
     return [*errors, *quoted[-1:], *log][0]
 
 
-def _steps(run: retrace.ListedRun) -> str:
+def _steps(run: ListedRun) -> str:
     if run.state in ("no run", "damaged", "half removed"):
         return "—"
     total = "" if run.total_steps is None else f"/{run.total_steps}"

@@ -5,10 +5,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from pipeline.config.section import NamedFunction, Section
-from pipeline.rl.corrections.forms import NO_BOUNDS, Correction, rejections, weight_bounds
-from pipeline.rl.corrections.presets import PRESETS
+from pipeline.rl.corrections.forms import NO_BOUNDS, PRESETS, Correction, rejections, weight_bounds
 from pipeline.rl.estimator_table import ESTIMATORS
-from pipeline.rl.losses.kl import KlEstimator
+from pipeline.rl.kl import KlEstimator
 
 
 class RolloutCorrection(Section):

@@ -6,13 +6,14 @@
 import sys
 from collections.abc import Iterator
 from inspect import cleandoc
+from itertools import groupby
 from pathlib import Path
 
 from pydantic_core import PydanticUndefined
 
 from pipeline.config.keys import Key, all_keys
-from pipeline.config.reading.foreign import Concern, Foreign
-from pipeline.config.reading.verl import ALIASES, FOREIGN
+from pipeline.config.reading.verl import Foreign, foreign_settings
+from pipeline.config.reading.verl_keys import ALIASES, NOT_TAKEN_OVER
 from pipeline.model.families import FAMILIES, REFUSED_FAMILIES, REFUSED_OTHER
 
 _INTRODUCTION = """\
@@ -38,9 +39,9 @@ If you start a run with the name of an existing run (`trainer.experiment_name`),
 run. The values of settings marked ↻ may then differ from those of the existing run. All other
 settings make up the run's identity, so different values are refused. For inputs (marked #), Retrace
 compares the contents, not the paths. An input and its settings (for example, a reward function and
-`reward.*`) may still be corrected until the run uses the input. [run-folder.md](run-folder.md)
-explains when an input counts as used. `store.uri` specifies only where the run is stored, so it is
-not part of the run's identity.
+`reward.*`) may still be corrected while the run has committed nothing.
+[commands.md](commands.md#changing-a-run) lists what a later start may change. `store.uri` specifies
+only where the run is stored, so it is not part of the run's identity.
 
 Settings with **required** in the default column must be set.
 """
@@ -78,40 +79,43 @@ Models with features that Megatron-core would not compute exactly are also refus
 _FOREIGN = """
 ## verl's other settings
 
-Of the 4,334 settings in 148 of verl's scripts, Retrace accepts 3,657, ignores 644 and refuses 33
-([from-verl.md](from-verl.md#verls-own-scripts)).
-
 A file written for verl may contain settings that have no counterpart here. Apart from seeds and
-sample orders, Retrace never ignores a setting that would change results. It reports
-ignored settings in a note. Each setting below belongs to one of the following kinds. The kind
-determines which values are ignored:
+sample orders, Retrace never ignores a setting of verl that would change results. A setting in this
+table is refused, with the reason, unless its value is null or one that the table accepts. In keys,
+`*` matches any characters. If several rows match a key, the first one applies.
 
-{kinds}
+| verl's key | accepted values | reason |
+|---|---|---|
+{refused}
+The following settings are not taken over, whatever their values. They affect speed, memory,
+placement, logging or the order of random numbers, or verl reads them only if a refused setting is
+on. A note lists those that a file contains.
 
-Every other value is refused with a message that gives the reason and the fix. Null values and
-empty groups have no effect and are ignored. In keys, `*` matches any characters. If several rows
-match a key, the first one applies. For the kind *unread*, the key in parentheses names
-the setting that determines whether verl reads the setting in that row.
-
-| verl's key | outcome | kind | reason |
-|---|---|---|---|
-"""
+{unused}"""
 
 
 def render() -> str:
     """Return the complete page."""
     parts = [_INTRODUCTION, *_sections(), _MODELS, *_families(), _refused_models()]
-    kinds = "\n".join(f"- **{concern.name.lower()}**: {concern.value}." for concern in Concern)
-    parts += [_aliases(), _FOREIGN.format(kinds=kinds)]
-    parts += [
-        f"| `{f.pattern}` | {f.outcome} | {f.concern.name.lower()}{_unless(f)} | {f.reason} |\n"
-        for f in FOREIGN
-    ]
+    parts += [_aliases(), _FOREIGN.format(refused="".join(_refused()), unused="".join(_unused()))]
     return "".join(parts)
 
 
-def _unless(entry: Foreign) -> str:
-    return f" (`{entry.guard}`)" if entry.guard else ""
+def _refused() -> Iterator[str]:
+    entries = (entry for entry in foreign_settings() if not entry.ignored)
+    for (reason, accepted), alike in groupby(entries, key=lambda one: (one.reason, _accepted(one))):
+        names = ", ".join(f"`{entry.pattern}`" for entry in alike)
+        yield f"| {names} | {accepted} | {reason} |\n"
+
+
+def _accepted(entry: Foreign) -> str:
+    return "those that agree" if entry.agrees is not None else entry.values or "none"
+
+
+def _unused() -> Iterator[str]:
+    for group, names in NOT_TAKEN_OVER.items():
+        listed = ", ".join(f"`{name}`" for name in names.split())
+        yield f"- {f'`{group}`' if group else 'top level'}: {listed}\n"
 
 
 def _families() -> Iterator[str]:

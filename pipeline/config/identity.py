@@ -69,7 +69,7 @@ _LAYOUT_FIELDS = (
 def input_of(key: str, was: Any, now: Any) -> str | None:
     """Return the name (as in StagedInputs) of the input to which an identity setting belongs.
 
-    Such a setting may be amended as long as the input may be amended.
+    Such a setting may change as long as the input may be staged anew.
 
     Args:
         key: The dotted key of the setting.
@@ -77,8 +77,8 @@ def input_of(key: str, was: Any, now: Any) -> str | None:
         now: The new value.
 
     Returns:
-        The input's name; LAYOUT for a setting of the parallel layout, which may be amended at any
-        start; None for a setting that may not be amended.
+        The input's name; LAYOUT for a setting of the parallel layout, which may change at any
+        start; None for a setting that may not change.
     """
     for name, prefixes in _OF_INPUTS.items():
         if key.startswith(prefixes):

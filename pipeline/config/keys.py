@@ -180,6 +180,18 @@ def _as_path(found: re.Match[str]) -> str:
     return "paths" if found[1] else "a path"
 
 
+def describe(annotation: Any) -> str:
+    """Return the values that a type allows, in words, such as `an integer or null`."""
+    return " or ".join(_describe(option, "") for option in _options(annotation))
+
+
+def literals(annotation: Any) -> list[str]:
+    """Return the texts that a type with a fixed choice allows; none for other types."""
+    if typing.get_origin(annotation) is Literal:
+        return [str(value) for value in typing.get_args(annotation)]
+    return [text for part in typing.get_args(annotation) for text in literals(part)]
+
+
 def _describe(annotation: Any, bounds: str) -> str:
     origin = typing.get_origin(annotation)
     if origin is Literal:

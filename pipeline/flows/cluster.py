@@ -31,7 +31,8 @@ from pipeline.config.tree import RunConfig
 from pipeline.errors import InputError
 from pipeline.flows.artifacts import Artifacts
 from pipeline.flows.drive import drive
-from pipeline.inputs.stage import StagedRun, prepare
+from pipeline.inputs.check import check_inputs
+from pipeline.inputs.stage import StagedRun, stage, staged_change
 from pipeline.launch.base import LaunchError, Workers
 from pipeline.launch.kubernetes.api import Api, ApiUnavailableError, delete_jobs_of
 from pipeline.launch.kubernetes.cluster import Cluster, read_cluster
@@ -40,7 +41,7 @@ from pipeline.launch.kubernetes.workers import kubernetes_workers
 from pipeline.report.display import LogDisplay, warnings_of
 from pipeline.report.run_metrics import all_metrics, validation_rewards
 from pipeline.report.tables import summary
-from pipeline.run.attempts import Attempt, claimed, end_attempts, validations_of
+from pipeline.run.attempts import Attempt, claimed, validations_of
 from pipeline.run.owner import this_owner
 from pipeline.run.wait import WaitTimeoutError
 from pipeline.store import StoreError
@@ -172,7 +173,7 @@ def load_preset(
 
 
 def _run(cluster: Cluster, loaded: LoadedConfig) -> str:
-    """Prepare the run and drive it to the end. Raises the same errors as `prepare` and `drive`."""
+    """Prepare the run and drive it to the end. Raises the same errors as `stage` and `drive`."""
     config = loaded.config
     name = config.trainer.run_name
     log = get_run_logger()
@@ -186,18 +187,16 @@ def _run(cluster: Cluster, loaded: LoadedConfig) -> str:
                 screen.line(f"note: {note}")
             screen.phase("flow", "checking and staging inputs")
             gpus = InstalledGpus(cluster.rollout.gpus, cluster.training.gpus)
-            run = prepare(
-                config,
-                gpus,
-                lambda store: end_attempts(store, config, me, _is_over, screen.line),
-            )
-            config = run.config
-            screen.phase("flow", None)
-            for note in run.notes:
+            inputs = check_inputs(config, gpus)
+            config = inputs.config
+            for note in inputs.notes:
                 screen.line(f"note: {note}")
-            if run.amended is not None:
-                screen.line(f"the run is amended: {run.amended}")
-            with claimed(run.store, config, me, _is_over, screen.line) as claim:
+            change = partial(staged_change, inputs)
+            with claimed(inputs.store, config, me, _is_over, screen.line, change) as claim:
+                run = stage(inputs)
+                screen.phase("flow", None)
+                if claim.attempt.reason:
+                    screen.line(f"the run is changed: {claim.attempt.reason}")
                 launch = partial(_workers, cluster, screen, str(flow_run.id))
                 drive(run, claim, screen, artifacts, launch)
         artifacts.text("report", _report(config, run))

@@ -124,9 +124,9 @@ def _send_again(
     validations = newest_validations(store, attempt.validations, SHOWN_STEPS)
     for tracker in trackers:
         for metrics in recent:
-            tracker.log_step(metrics.step, metrics.values, again=True)
+            tracker.log("step", metrics.step, metrics.values, again=True)
         for validation in validations:
-            tracker.log_validation(validation.version, validation.metrics(), again=True)
+            tracker.log("validation", validation.version, validation.metrics(), again=True)
 
 
 def _steps(

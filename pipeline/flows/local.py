@@ -74,9 +74,9 @@ def run_flow(
         if note := try_staged_reward(inputs):
             display.line(f"note: {note}")
         display.phase("flow", "staging inputs")
-        run = stage(inputs, fence=lambda store: None)  # no earlier attempt is running
-        if run.amended is not None:
-            display.line(f"the run is amended: {run.amended}")
+        run = stage(inputs)
+        if claim.attempt.reason:
+            display.line(f"the run is changed: {claim.attempt.reason}")
         display.phase("flow", "starting Prefect's server")
         with server:
             display.phase("flow", None)

@@ -20,6 +20,7 @@ from pipeline.config.tree import RunConfig
 from pipeline.flows.sub_plans import make_groups
 from pipeline.inputs.stage import StagedRun
 from pipeline.launch.base import Screen, Workers
+from pipeline.recorded import seal_replay, write_recorded_set
 from pipeline.report.run_metrics import StepMetrics, read_metrics, read_validation
 from pipeline.report.tables import reward_text
 from pipeline.report.trackers.processes import TrackerProcess
@@ -30,7 +31,7 @@ from pipeline.run.planning import make_validation_plan, make_window
 from pipeline.run.uses import refuse_outdated
 from pipeline.run.wait import wait_for_all, wait_for_any
 from pipeline.store import open_store
-from pipeline.traces import read_manifest, seal, seal_replay, write_recorded_set
+from pipeline.traces import read_manifest, seal
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ def train(context: Context, step: int) -> StepMetrics:
     metrics = read_metrics(store, step)
     assert metrics is not None  # just awaited, and objects are never removed
     for tracker in context.trackers:
-        tracker.log_step(step, metrics.values)
+        tracker.log("step", step, metrics.values)
     return metrics
 
 
@@ -119,7 +120,7 @@ def validate(context: Context, version: int) -> None:
     assert found is not None  # just awaited
     context.screen.line(f"validation of policy {version}: reward {reward_text(found.reward)}")
     for tracker in context.trackers:
-        tracker.log_validation(version, found.metrics())
+        tracker.log("validation", version, found.metrics())
 
 
 def _await_shards(context: Context, what: str, plan: Plan) -> None:

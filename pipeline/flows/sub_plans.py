@@ -13,12 +13,13 @@ from dataclasses import dataclass
 
 from pipeline.config.tree import RunConfig
 from pipeline.errors import InputError
+from pipeline.flows.group_values import group_values
 from pipeline.inputs.stage import StagedRun
 from pipeline.rl.group_filter import ChosenGroups, choose
 from pipeline.run.commit import CorruptObjectError
 from pipeline.run.plan import Plan, StepPlan, publish_step_plan
 from pipeline.run.planning import make_plan, most_sub_plans, sub_plan_prompts
-from pipeline.traces import baseline_ids, group_values, shard_ids
+from pipeline.traces import baseline_ids, shard_ids
 
 _FILTERS = "algorithm.filter_groups"
 _REASONS_SHOWN = 4

@@ -1,10 +1,10 @@
 """The comparison of a flow's settings and inputs with the existing run to which it attaches.
 
-The settings and inputs must match those of the run, unless the run may still be amended.
-pipeline.config.identity lists the settings that may not change. The content of inputs is compared
-with the staged files. An input may be amended as long as no commit of the run has used it. The
-parallel layout may be amended at any start, because a trainer starts from a checkpoint, which can
-be loaded in every layout (`_layout_refused` describes an exception).
+The settings and inputs must match those of the run. pipeline.config.identity lists the settings
+that may not change. The content of inputs is compared with the staged files. An input may be
+staged anew as long as no commit depends on it. The parallel layout may change at any start, because a trainer
+starts from a checkpoint, which can be loaded in every layout (`_layout_refused` describes an
+exception).
 """
 
 import hashlib
@@ -22,38 +22,34 @@ from pipeline.inputs.prompts.token_table import PromptTable
 from pipeline.inputs.weight_files import digest_of
 from pipeline.rl.custom import CUSTOM
 from pipeline.run import keys
-from pipeline.run.amendments import find_description, read_amendments
 from pipeline.run.attempts import config_of
 from pipeline.run.commit import DataFile
-from pipeline.run.description import RunDescription, StagedInputs
+from pipeline.run.description import RunDescription, StagedInputs, find_description
 from pipeline.run.plan import Plan, StepPlan, read_plan
 from pipeline.run.planning import make_plan, make_validation_plan
 from pipeline.run.prompt_table import StoredPrompts
 from pipeline.run.restarts import restarts
-from pipeline.run.uses import first_use, outdated_shards, outdated_text
+from pipeline.run.uses import first_use
 from pipeline.store import Store, StoreError, open_store
 from pipeline.store.schemes import place_in
-from pipeline.traces.format.manifest import sealed_steps
 
 _REWARD = "custom_reward_function"
 _MEGATRON = "actor_rollout_ref.actor.megatron"
 _INPUTS = {
-    "reward": ("the reward function", f"{_REWARD}.path", "it has scored no sample yet"),
-    "prompts": ("the training prompts", "data.train_files", "they have no samples yet"),
-    "val_prompts": ("the validation prompts", "data.val_files", "no validation is committed yet"),
-    "model": ("the model", "actor_rollout_ref.model.path", "no commit depends on it yet"),
-    "functions": ("an estimator or loss", "", "no step has been trained with it yet"),
+    "reward": ("the reward function", f"{_REWARD}.path"),
+    "prompts": ("the training prompts", "data.train_files"),
+    "val_prompts": ("the validation prompts", "data.val_files"),
+    "model": ("the model", "actor_rollout_ref.model.path"),
+    "functions": ("an estimator or loss", ""),
 }
-"""For each input: its name in messages, the setting that contains its path (empty for functions,
-whose paths are in several settings), and the reason why it may be amended."""
+"""For each input: its name in messages, and the setting that contains its path (empty for
+functions, whose paths are in several settings)."""
 
 
 @dataclass(frozen=True)
 class Mended:
-    """A pending amendment of a run: inputs that no commit has used yet, and new settings."""
+    """What a start is about to change in a run: inputs to stage anew, and settings."""
 
-    number: int
-    """Number of the amendment."""
     inputs: tuple[str, ...]
     """Names of the inputs, as in StagedInputs."""
     settings: Mapping[str, Any]
@@ -76,7 +72,7 @@ def stored_settings(config: RunConfig) -> Mapping[str, Any] | None:
 
 
 def attach(inputs: CheckedInputs) -> Mended | None:
-    """Compare inputs with the run of the same name, and return the amendment that is needed.
+    """Compare inputs with the run of the same name, and return what this start changes.
 
     Returns None if the run is new or continues unchanged. Raises InputError, which lists the ways
     to continue, if the run cannot continue with these inputs.
@@ -87,9 +83,6 @@ def attach(inputs: CheckedInputs) -> Mended | None:
         run = find_description(inputs.store)
         if run is None:
             return None
-        amendments = read_amendments(inputs.store)
-        for key, one in outdated_shards(inputs.store, amendments, sealed_steps(inputs.store)):
-            raise InputError([f"{where}: {key}: {outdated_text(one)}; {new_run(inputs)}"])
         settings = differing(_config_of(run, where), inputs.config)
         texts = _by_input(inputs, run, settings)
         refused = [*texts.pop(None, ()), *_refused(inputs, run, texts)]
@@ -107,13 +100,13 @@ def attach(inputs: CheckedInputs) -> Mended | None:
         return None
     names = tuple(name for name in _INPUTS if name in texts)
     reasons = [
-        f"{_INPUTS[name][0]} ({'; '.join(texts[name])}), because {_INPUTS[name][2]}"
+        f"{_INPUTS[name][0]} ({'; '.join(texts[name])}), because no commit depends on it yet"
         for name in names
     ]
     if LAYOUT in texts:
         reasons.append(f"the parallel layout ({'; '.join(texts[LAYOUT])}), {_from(inputs.store)}")
     reason = "; ".join(reasons)
-    return Mended(len(amendments), names, _settings(inputs.config, run, names, settings), reason)
+    return Mended(names, _settings(inputs.config, run, names, settings), reason)
 
 
 def _config_of(run: RunDescription, where: str) -> RunConfig:
@@ -148,7 +141,7 @@ def _settings(
     names: tuple[str, ...],
     changed: Mapping[str, tuple[Any, Any]],
 ) -> dict[str, Any]:
-    """Return the new values of the settings that an amendment changes, including inputs' paths."""
+    """Return the new values of the settings that change, including inputs' paths."""
     found = {key: now for key, (_, now) in changed.items() if not key.startswith(f"{_REWARD}.")}
     new = config.model_dump(mode="json")
     if "reward" in names and new[_REWARD] != run.setting(_REWARD):
@@ -164,7 +157,7 @@ def _settings(
 def _refused(
     inputs: CheckedInputs, run: RunDescription, texts: Mapping[str | None, list[str]]
 ) -> Iterator[str]:
-    """Yield the differences that an amendment can no longer cover, each with the reason."""
+    """Yield the differences in inputs that this start may no longer make, with the reason."""
     store = inputs.store
     names = [name for name in _INPUTS if name in texts]
     for name in names:

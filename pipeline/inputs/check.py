@@ -20,7 +20,7 @@ from pipeline.inputs.attach import Mended, attach, stored_settings
 from pipeline.inputs.checked import CheckedInputs
 from pipeline.inputs.custom_files import CustomFiles, check_custom_files
 from pipeline.inputs.fetch import greet_servers
-from pipeline.inputs.machine import check_prefect
+from pipeline.inputs.machine import check_prefect, override_notes, override_problems
 from pipeline.inputs.model_folder import (
     ModelFolder,
     find_model,
@@ -50,12 +50,13 @@ from pipeline.inputs.tokenizer import template_notes
 from pipeline.inputs.weight_files import weights_of_local
 from pipeline.model.families import moe_geometry
 from pipeline.policies.versions import weights_of
+from pipeline.recorded import Expected, check_replay, names_weights
 from pipeline.run import keys
-from pipeline.run.amendments import find_description
+from pipeline.run.description import find_description
 from pipeline.run.plan import StepPlan, find_plan
 from pipeline.run.planning import make_plan, make_window
 from pipeline.store import ObjectMissingError, Store, StoreError, is_remote, open_store
-from pipeline.traces import Expected, TraceError, check_replay, names_weights
+from pipeline.traces import TraceError
 
 _T = TypeVar("_T")
 _REPLAY = "actor_rollout_ref.actor.router_replay"
@@ -90,6 +91,7 @@ def check_inputs(config: RunConfig, on_cluster: InstalledGpus | None = None) -> 
         notes=(
             *length_notes,
             *config_notes(config),
+            *override_notes(config, on_cluster is not None),
             *(rank_notes(config) if on_cluster is None else ()),
             *filter_notes(config.data.truncation, prompts, val_prompts),
             *dict.fromkeys((*prompts.notes, *(val_prompts.notes if val_prompts else ()))),
@@ -103,9 +105,9 @@ def check_inputs(config: RunConfig, on_cluster: InstalledGpus | None = None) -> 
     problems += space_problems(config, inputs.writes)
     if problems:
         raise InputError(problems)
-    amendment = () if mended is None else (f"the run will be amended: {mended.reason}",)
+    change = () if mended is None else (f"the run will change: {mended.reason}",)
     space = space_notes(config, inputs.writes) if on_cluster is None else ()
-    return replace(inputs, notes=(*inputs.notes, *amendment, *_replay_notes(inputs), *space))
+    return replace(inputs, notes=(*inputs.notes, *change, *_replay_notes(inputs), *space))
 
 
 def part_problems(config: RunConfig) -> list[str]:
@@ -137,7 +139,11 @@ def _parts(
     if model and (unfit := weight_problems(model)):
         problems += unfit
         hf_config = None  # it does not describe these weights, so checks that use it would mislead
-    problems += config_problems(config, hf_config, on_cluster)
+    wrong = config_problems(config, hf_config, on_cluster)
+    if on_cluster is None:
+        whole = folder if hf_config is not None and not wrong else None
+        wrong += _try(problems, partial(override_problems, config, whole)) or []
+    problems += dict.fromkeys(wrong)
     prompts, val_prompts = _check_prompts(config, folder, hf_config, problems)
     custom = _try(problems, partial(check_custom_files, config))
     store = _try(problems, partial(_check_store, config))
@@ -270,7 +276,7 @@ def _absent_set_problems(config: RunConfig) -> list[str]:
 def _replay_problems(inputs: CheckedInputs, mended: Mended | None) -> list[str]:
     """Compare the steps of the replayed set with the samples that this run would plan.
 
-    `mended` is the pending amendment to the run.
+    `mended` is what this start is about to change in the run.
     """
     place = inputs.config.actor_rollout_ref.actor.router_replay.replay_file
     if place is None:

@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from rich.filesize import decimal
@@ -14,8 +15,9 @@ from pipeline.config.rules.cuda import (
     cuda_problems,
     needed_modules,
 )
+from pipeline.config.rules.overrides import Overrides, set_overrides
 from pipeline.config.tree import RunConfig
-from pipeline.device import Device, choose_device, too_few_gpus
+from pipeline.device import Device, ask, choose_device, too_few_gpus
 from pipeline.errors import InputError
 from pipeline.hardware import core_count, gpu_pool, memory_size
 from pipeline.inputs.writes import Writes
@@ -87,6 +89,34 @@ def check_prefect() -> None:
         if "://" not in url:
             fix = f"write http://{url}"
         raise InputError([f"PREFECT_API_URL: found {url}, which cannot be reached: {why}; {fix}"])
+
+
+def override_problems(config: RunConfig, folder: Path | None) -> list[str]:
+    """Ask the packages that are installed here about the fields that the settings override.
+
+    Args:
+        config: Settings of the run.
+        folder: The model's folder, if Megatron-core's settings can be built for it; otherwise None.
+    """
+    groups = [group for group, _ in set_overrides(config) if _is_installed(group)]
+    if not groups:
+        return []
+    given = {"settings": config.model_dump(mode="json"), "folder": folder and str(folder)}
+    packages = " and ".join(dict.fromkeys(group.package for group in groups))
+    found: list[str] = ask("overrides", groups[0].key, packages, given)["problems"]
+    return found
+
+
+def override_notes(config: RunConfig, on_cluster: bool) -> Iterator[str]:
+    """Yield a note on each group of overridden fields that only a worker can check."""
+    for group, _ in set_overrides(config):
+        if on_cluster or not _is_installed(group):
+            why = "workers run in pods" if on_cluster else f"{group.package} is not installed here"
+            yield f"{group.key}: its fields are checked when the workers start, because {why}"
+
+
+def _is_installed(group: Overrides) -> bool:
+    return find_spec(group.package) is not None
 
 
 def machine_problems(

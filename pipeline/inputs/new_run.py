@@ -1,4 +1,4 @@
-"""Advice on how to use inputs in a new run if the existing run cannot be amended to use them."""
+"""Advice on how to use inputs in a new run if the existing run cannot use them."""
 
 import re
 

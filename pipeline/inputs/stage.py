@@ -1,25 +1,22 @@
-"""The preparation of a run: staging its inputs, creating or amending it, and publishing policy 0.
+"""The preparation of a run: staging its inputs, creating run.json, and publishing policy 0.
 
     checked inputs ─► inputs/<sha256>/<name> ─► run.json (once, conditional) ─► policies/000000
 
-The preparation may be repeated at any time, because existing objects are not written again. Files
-that an amendment names but that are missing are staged again.
+The preparation may be repeated at any time, because existing objects are not written again. Staged
+files that are missing, for example after a sweep, are staged again.
 """
 
 import contextlib
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
-from itertools import count
 from typing import Any
 
 from pipeline import __version__
-from pipeline.config.rules.pods import InstalledGpus
 from pipeline.config.tree import RunConfig
 from pipeline.errors import InputError
-from pipeline.inputs.attach import Mended, attach
-from pipeline.inputs.check import check_inputs
+from pipeline.inputs.attach import attach
 from pipeline.inputs.checked import CheckedInputs
 from pipeline.inputs.model_folder import with_weights
 from pipeline.inputs.prompts.token_table import PromptTable
@@ -28,26 +25,19 @@ from pipeline.model.geometry import Geometry
 from pipeline.policies.versions import refer_policy
 from pipeline.rl.rewards import RewardError
 from pipeline.run import keys
-from pipeline.run.amendments import (
-    Amendment,
-    description_now,
-    find_description,
-    read_amendments,
-    write_amendment,
-)
-from pipeline.run.attempts import end_attempts
+from pipeline.run.attempts import Change
 from pipeline.run.commit import DataFile, sha256
-from pipeline.run.description import RunDescription, StagedInputs, create_description
-from pipeline.run.owner import this_owner
-from pipeline.run.restarts import finished_steps
+from pipeline.run.description import (
+    INPUTS,
+    RunDescription,
+    StagedInputs,
+    create_description,
+    find_description,
+)
 from pipeline.run.uses import first_use
 from pipeline.scoring.code import RewardCode, staged_name
 from pipeline.scoring.trial import COLUMNS, Question, tried_rows, try_reward
 from pipeline.store import ObjectExistsError, Store
-from pipeline.traces.format.manifest import sealed_steps
-
-Fence = Callable[[Store], None]
-"""Ends the earlier attempts of a run, or raises InputError if one must not be ended."""
 
 _PACKAGES = (
     "transformers",
@@ -72,7 +62,7 @@ class StagedRun:
     config: RunConfig
     """Settings of this start, with all numbers of steps resolved."""
     description: RunDescription
-    """The run's original description with all amendments, including those of this start."""
+    """The description as the newest attempt of the run uses it."""
     geometry: Geometry | None
     """None for a dense model."""
     prompt_count: int
@@ -81,27 +71,6 @@ class StagedRun:
     """Number of rows in the staged validation table; 0 if there is none."""
     notes: tuple[str, ...]
     """Notes for the user that are not errors."""
-    amended: str | None = None
-    """The changes that this start made to the run, and the reason why they are allowed; None if it
-    made no changes."""
-
-
-def prepare(
-    config: RunConfig, on_cluster: InstalledGpus | None = None, fence: Fence | None = None
-) -> StagedRun:
-    """Check all inputs, then create the run or attach to it, and publish policy 0.
-
-    Args:
-        config: Settings of the run.
-        on_cluster: The installation's GPUs per pod; None if the workers run on this machine.
-        fence: See `stage`.
-
-    Raises:
-        InputError: Inputs have problems, or `stage` failed. In the first case, the error lists all
-            problems and nothing is written.
-        StoreError: The store cannot be read or written.
-    """
-    return stage(check_inputs(config, on_cluster), fence)
 
 
 def try_staged_reward(inputs: CheckedInputs) -> str | None:
@@ -130,30 +99,37 @@ def try_staged_reward(inputs: CheckedInputs) -> str | None:
         raise InputError([f"custom_reward_function.path: {error}"]) from error
 
 
-def stage(inputs: CheckedInputs, fence: Fence | None = None) -> StagedRun:
-    """Put checked inputs into the store, and create the run, attach to it or amend it.
+def staged_change(inputs: CheckedInputs) -> Change | None:
+    """Return what an attempt with these inputs changes in the run, after staging changed inputs.
 
-    Before a run is amended, `fence` ends its earlier attempts; by default, those whose owner is
-    dead. Raises InputError if an owner is alive, if another flow has just created a different run
-    with the same name, or if the model's weights cannot be fetched. Raises StoreError.
+    The attempt must not have begun, and all earlier ones must have ended. Returns None if nothing
+    changes. Raises InputError if the run cannot continue with these inputs, or if the model's
+    weights cannot be fetched. Raises StoreError.
     """
-    if fence is None:
+    mended = attach(inputs)
+    while mended is not None:
+        staged = {INPUTS + name: _as_json(_STAGES[name](inputs)) for name in mended.inputs}
+        again = attach(inputs)  # staging may take long
+        if again == mended:
+            return Change({**staged, **mended.settings}, mended.reason)
+        mended = again
+    return None
 
-        def fence(store: Store) -> None:
-            end_attempts(store, inputs.config, this_owner())
 
+def stage(inputs: CheckedInputs) -> StagedRun:
+    """Put checked inputs into the store, and create the run or attach to it.
+
+    Raises InputError if another flow has just created a different run with the same name, or if
+    the model's weights cannot be fetched. Raises StoreError.
+    """
     store = inputs.store
-    run, ours, amended = find_description(store), None, None
+    run = find_description(store)
     if run is None:
-        ours = _description(inputs)
-        run = create_description(store, ours)
-    if run != ours:  # the run existed, or another flow created it first
-        amended = _amend(inputs, fence)
-        run = description_now(store)
-    # A sweep may have removed files that an earlier start staged, before an amendment named them.
-    named = {file for amendment in read_amendments(store) for file in amendment.files()}
-    if any(store.size(file.key) is None for file in named.intersection(run.inputs.files())):
+        run = create_description(store, _description(inputs))
+    elif any(store.size(file.key) is None for file in run.inputs.files()):
         _description(inputs)
+    if attach(inputs) is not None:  # another flow has just created the run, with other inputs
+        raise InputError([f"{store.uri}: another start has just changed this run; start again"])
     if store.size(keys.policy(0)) is None:
         model = list(run.inputs.model.values())
         refer_policy(store, 0, model, weights_of_staged(store, model))
@@ -167,44 +143,7 @@ def stage(inputs: CheckedInputs, fence: Fence | None = None) -> StagedRun:
         prompt_count=inputs.prompt_count,
         val_prompt_count=inputs.val_prompt_count,
         notes=inputs.notes,
-        amended=amended,
     )
-
-
-def _amend(inputs: CheckedInputs, fence: Fence) -> str | None:
-    """Amend the run with the inputs and settings that differ and may still be amended.
-
-    Returns a text with the changes and the reason why they are allowed; None if nothing changes.
-    The last check that no commit has used the inputs comes after all slow work, right before the
-    amendment is written.
-    """
-    mended = attach(inputs)
-    while mended is not None:
-        changes = {f"inputs.{name}": _STAGES[name](inputs) for name in mended.inputs}
-        amendment = Amendment(
-            mended.number,
-            mended.reason,
-            _from_step(inputs.store, mended),
-            {**changes, **mended.settings},
-        )
-        fence(inputs.store)
-        if attach(inputs) == mended and write_amendment(inputs.store, amendment):
-            return mended.reason
-        mended = attach(inputs)  # another start has changed the run in the meantime
-    return None
-
-
-def _from_step(store: Store, mended: Mended) -> int:
-    """Return the first step to which the amendment applies.
-
-    A new layout also applies to sealed steps that are not trained yet, but new inputs apply only to
-    steps that are not sealed yet.
-    """
-    if mended.inputs:
-        sealed = set(sealed_steps(store))
-        return next(step for step in count() if step not in sealed)
-    earlier = (amendment.from_step for amendment in read_amendments(store))
-    return max((finished_steps(store), *earlier))
 
 
 def _description(inputs: CheckedInputs) -> RunDescription:
@@ -281,7 +220,13 @@ _STAGES: dict[str, Callable[[CheckedInputs], Any]] = {
     "model": _stage_model,
     "functions": _stage_functions,
 }
-"""For each input that an amendment may change: the function that stages the input."""
+"""For each input that may be staged anew: the function that stages it."""
+
+
+def _as_json(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _as_json(part) for name, part in value.items()}
+    return asdict(value) if isinstance(value, DataFile) else value
 
 
 def _versions() -> dict[str, str]:

@@ -1,10 +1,13 @@
 """Rows of the metrics table."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 Metrics = dict[str, float | None]
 """A step's values by name; None for a metric that was not measured."""
+
+_LAYER = "/layer_"
 
 _CHOICE = re.compile(r"\{([^}]*)\}")
 _OPEN = re.compile(r"<[^>]*>")
@@ -48,3 +51,21 @@ class Group:
 
     title: str
     metrics: tuple[Metric, ...]
+
+
+def by_layer(name: str, values: Mapping[int, float]) -> Metrics:
+    """Return the values of a metric in each layer of the model, as metrics of their own.
+
+    Example: by_layer("replay/agreement", {3: 0.98}) -> {"replay/agreement/layer_3": 0.98}.
+    """
+    return {f"{name}{_LAYER}{layer}": values[layer] for layer in sorted(values)}
+
+
+def layers_of(metrics: Mapping[str, float | None], name: str) -> dict[int, float]:
+    """Return a metric's values by layer, from the metrics of a step; {} if there are none."""
+    start = name + _LAYER
+    return {
+        int(key.removeprefix(start)): value
+        for key, value in metrics.items()
+        if key.startswith(start) and value is not None
+    }

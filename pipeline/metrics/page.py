@@ -29,10 +29,9 @@ setting [`native_every`](config.md#actor_rollout_refactorrouter_replay) is the n
 between these passes. With `trainer.max_staleness=1`, it also applies to the passes that
 [separate engine mismatch from staleness](corrections.md#separating-engine-mismatch-from-staleness).
 
-In the store, `steps/N/metrics.json` contains the metrics of step N under the key `metrics`.
-For MoE models, the file also contains `agreement_by_layer`, the agreement of each layer. The value
-null (None in Python) means that the metric was not measured. `Run.metrics()` returns a table of all
-steps ([library.md](library.md)).
+In the store, `steps/N/metrics.json` contains the metrics of step N under the key `metrics`. The
+value null (None in Python) means that the metric was not measured. `Run.metrics()` returns a table
+of all steps ([library.md](library.md)).
 
 Metrics on verl's dashboards keep their names from verl. The others (`mismatch/`,
 `replay/`, `resume/`, `update/`, ...) are specific to Retrace. Counts are sums over all ranks, and

@@ -187,6 +187,12 @@ GROUPS = (
                 "Replayed rows for which the router would have chosen the same set of experts.",
             ),
             Metric(
+                "replay/agreement/layer_<N>",
+                "share",
+                "The same share in the MoE layer with index N in the model.",
+                "routes are replayed",
+            ),
+            Metric(
                 "replay/{agreement_layer_min,agreement_sample_min}",
                 "share",
                 "Lowest agreement of any layer, and of any sample with at least 32 rows. None if "

@@ -39,9 +39,8 @@ from typing import Any, NamedTuple, cast
 from pipeline.policies.fetch import Held, fetch_version
 from pipeline.policies.versions import read_version
 from pipeline.policies.weights import Tensor
-from pipeline.run import parse
-from pipeline.run.commit import file_list
-from pipeline.run.strict_json import canonical, parse_json
+from pipeline.run.commit import canonical, file_list
+from pipeline.run.parse import convert
 from pipeline.scratch import scratch_folder, this_process
 from pipeline.store.base import RefusedError, Store, StoreError
 
@@ -193,7 +192,7 @@ class PolicyCache:
         """Return whether the copy holds this version of this run.
 
         Comparing version numbers does not suffice, because a run may have been removed and created
-        again under the same name, and because an amendment to the model changes policy 0.
+        again under the same name, and because an attempt may stage another model as policy 0.
         """
         return mark.version == version and mark.identity == self._identity(version)
 
@@ -265,13 +264,8 @@ class PolicyCache:
 
     def _read_mark(self) -> "_Mark | None":
         try:
-            body = parse.mapping(parse_json((self._folder / "version.json").read_bytes()))
-            return _Mark(
-                parse.number(body["version"]),
-                parse.digest(body["weights"]),
-                parse.digest(body["identity"]),
-            )
-        except (OSError, KeyError, TypeError, ValueError):
+            return convert(json.loads((self._folder / "version.json").read_bytes()), _Mark)
+        except (OSError, ValueError):
             return None
 
 

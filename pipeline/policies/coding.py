@@ -6,7 +6,7 @@ into blocks. A block lists the words that changed, each with two numbers: the nu
 words before it (its gap), and the change of its pattern as an integer (its step). The lowest bytes
 of all gaps form one plane, the second-lowest bytes another, and so on; the same holds for steps.
 Under Adam at RL learning rates, most bf16 words stay the same, and most of the others change by
-one. docs/policy-format.md specifies every byte.
+one. docs/trace-format.md specifies every byte.
 
 Dimensions: W is the number of words in a tensor or block, P the number of words in a part of a
 block, C the number of changed words, and B the number of bytes in a word.

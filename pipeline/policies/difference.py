@@ -2,9 +2,10 @@
 
 It is a safetensors file with one entry for each changed tensor, under the tensor's own name. The
 entry holds the coded bytes (`coding.py`) as dtype U8. Tensors without an entry are unchanged.
-docs/policy-format.md specifies the file.
+docs/trace-format.md specifies the file.
 """
 
+import json
 import shutil
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, BinaryIO
@@ -17,8 +18,6 @@ from pipeline.policies.weights import (
     parse_header,
     weights_header,
 )
-from pipeline.run.parse import mapping
-from pipeline.run.strict_json import parse_json
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -103,7 +102,7 @@ def difference_places(header: bytes) -> list[TensorPlace]:
     """Return the positions of the tensors that a file's header lists. Raises DifferenceError."""
     try:
         places = parse_header(header)
-        metadata = mapping(parse_json(header)).get("__metadata__")
+        metadata = json.loads(header).get("__metadata__")
     except (TypeError, ValueError) as error:
         raise DifferenceError(str(error)) from error
     if metadata != METADATA:

@@ -13,6 +13,7 @@ the file that holds these bytes, in full or coded; it is null if the tensor is t
 previous version.
 """
 
+import json
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -27,9 +28,10 @@ from pipeline.run.commit import (
     read_data,
     write_id_of,
 )
-from pipeline.run.parse import digest, field, items, mapping, number, same, text
-from pipeline.run.strict_json import parse_json
+from pipeline.run.parse import Count, Digest, typed
 from pipeline.store.base import Store
+
+_Stored = list[tuple[str, str, tuple[Count, ...], Digest, str | None]]
 
 
 class StoredTensor(NamedTuple):
@@ -74,8 +76,8 @@ def read_share(
     with parsing(store, share.key):
         if share.size > MOST_BYTES:
             raise ValueError(f"{share.size} bytes, expected at most {MOST_BYTES}")
-        body = mapping(parse_json(read_data(store, share)))
-        if not same(body.get("version"), version):
+        body = json.loads(read_data(store, share))
+        if body.get("version") != version:
             raise ValueError(f"a share of version {body.get('version')!r}, expected {version}")
         if not share.key.startswith(keys.policy_file(version, write_id_of(body), "")):
             raise ValueError(
@@ -103,7 +105,9 @@ def read_share(
 
 def tensors_in(share: Mapping[str, Any]) -> list[StoredTensor]:
     """Return the tensors that a share lists. Raises ValueError for a malformed list."""
-    return [_tensor(item) for item in field(share, "tensors", items)]
+    return [
+        StoredTensor(Tensor(*tensor), file) for *tensor, file in typed(share, "tensors", _Stored)
+    ]
 
 
 def tensors_by_name(found: Iterable[StoredTensor], weights_sha256: str) -> dict[str, StoredTensor]:
@@ -144,9 +148,3 @@ def refuse_other_tensors(
                 f"tensor {name} is listed as unchanged with digest {tensor.sha256[:16]}..., "
                 f"expected {earlier.sha256[:16]}... as in the previous version"
             )
-
-
-def _tensor(item: object) -> StoredTensor:
-    name, dtype, shape, sha256, file = items(item)
-    of = Tensor(text(name), text(dtype), tuple(number(n) for n in items(shape)), digest(sha256))
-    return StoredTensor(of, None if file is None else text(file))

@@ -1,7 +1,7 @@
 """Policy versions in the store: whole versions, and differences from the previous version.
 
 A whole version is a Hugging Face folder with safetensors files, config and tokenizer. A difference
-holds the changes to tensors since the previous version (docs/policy-format.md). Reading a version
+holds the changes to tensors since the previous version (docs/trace-format.md). Reading a version
 requires its chain. The chain of a difference consists of the latest whole version before it, and
 all differences from there up to the difference itself. The chain of a whole version contains only
 that version.
@@ -15,7 +15,6 @@ tensors are divided among files. Traces, metrics and other runs can therefore us
 same weights.
 """
 
-import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -36,7 +35,6 @@ from pipeline.policies.weights import (
     weights_digest,
 )
 from pipeline.run import keys
-from pipeline.run.amendments import read_amendments
 from pipeline.run.commit import (
     Committed,
     CorruptObjectError,
@@ -50,7 +48,8 @@ from pipeline.run.commit import (
     sha256_of_file,
     write_id_of,
 )
-from pipeline.run.parse import digest, field, mapping, number, same
+from pipeline.run.description import description_now, newest_changes
+from pipeline.run.parse import Digest, typed
 from pipeline.store.base import ObjectMissingError, Store
 
 WEIGHTS = "weights_sha256"
@@ -74,14 +73,12 @@ class PolicyVersion:
 
     version: int
     weights_sha256: str | None
-    """The weights digest; None if not recorded, as in an older run or for the model of an amended
-    run."""
+    """The weights digest; None if not recorded, as for a model that an attempt staged anew."""
     files: tuple[DataFile, ...]
     """For a whole version, the files of a Hugging Face folder; for a difference, the difference
     files, or none if no tensor has changed."""
     tensors: tuple[DataFile, ...] = ()
-    """The shares, which list the version's tensors; empty in older runs and for the staged
-    model."""
+    """The shares, which list the version's tensors; empty for the staged model."""
     difference: Difference | None = None
     """The base; None if the version is whole."""
 
@@ -89,31 +86,6 @@ class PolicyVersion:
     def size(self) -> int:
         """The total size of the version's files in bytes."""
         return sum(file.size for file in self.files)
-
-
-@dataclass(frozen=True)
-class FolderDigests:
-    """Digests of a policy in a folder."""
-
-    weights: str
-    files: str
-    """The digest that policies and metrics of older runs contain (`policy_digest`)."""
-
-
-def policy_digest(files: Iterable[DataFile]) -> str:
-    """Return the SHA-256 over the name and SHA-256 of each weights file, ordered by name.
-
-    In older runs, a policy's commit contains this digest under "sha256", and no weights digest.
-    """
-    weights = sorted((file_name(f), f.sha256) for f in files if _is_weights(f))
-    return hashlib.sha256("".join(f"{name} {sha}\n" for name, sha in weights).encode()).hexdigest()
-
-
-def digests_of(folder: Path) -> FolderDigests:
-    """Return the digests of a folder's weights. Raises ValueError for an incomplete file."""
-    read = {path: read_weights(path) for path in sorted(folder.glob(f"*{SUFFIX}"))}
-    files = [DataFile(path.name, path.stat().st_size, of.sha256) for path, of in read.items()]
-    return FolderDigests(weights_digest(read.values()), policy_digest(files))
 
 
 def publish_policy(store: Store, version: int, folder: Path) -> Committed:
@@ -126,7 +98,7 @@ def publish_policy(store: Store, version: int, folder: Path) -> Committed:
 
     Returns:
         The commit. If another writer committed first, `ours` is False and `body` is that writer's
-        commit, which contains the digest of its policy (`stored_digest`).
+        commit, which contains its weights digest (WEIGHTS).
 
     Raises:
         ValueError: A weights file is incomplete.
@@ -170,7 +142,7 @@ def commit_version(store: Store, policy: PolicyVersion, write_id: str | None = N
 
     Returns:
         The commit. If another writer committed first, `ours` is False and `body` is that writer's
-        commit, which contains the digest of its policy (`stored_digest`).
+        commit, which contains its weights digest (WEIGHTS).
 
     Raises:
         CorruptObjectError: `read_version` would refuse the version; nothing was committed.
@@ -193,16 +165,14 @@ def commit_version(store: Store, policy: PolicyVersion, write_id: str | None = N
 def read_version(store: Store, version: int) -> PolicyVersion:
     """Return a committed policy version.
 
-    Version 0 is the model of the run description, with its amendments. If an amendment has replaced
-    the model, the commit of policy 0 still lists the files of run.json, and this function returns
-    the amendment's files. Raises ObjectMissingError and StoreError. Raises CorruptObjectError
-    if the commit is damaged or belongs to a different version.
+    Version 0 is the run's model. If an attempt has staged another model, the commit of policy 0
+    still lists the files of run.json, and this function returns the attempt's. Raises
+    ObjectMissingError and StoreError. Raises CorruptObjectError if the commit is damaged or belongs
+    to a different version.
     """
     found = parse_version(read_commit(store, keys.policy(version)), version, store.uri)
-    for amendment in reversed(read_amendments(store) if version == 0 else ()):
-        if "model" in amendment.inputs:
-            files = tuple(amendment.changes["inputs.model"].values())
-            return PolicyVersion(version, None, files)
+    if version == 0 and "inputs.model" in newest_changes(store):
+        return PolicyVersion(version, None, tuple(description_now(store).inputs.model.values()))
     return found
 
 
@@ -219,15 +189,15 @@ def parse_version(body: Mapping[str, Any], version: int, uri: str) -> PolicyVers
             commit's key.
     """
     place = f"{keys.policy(version)} in {uri}"
-    if not same(body.get("version"), version) or not {WEIGHTS, "sha256"} & body.keys():
+    if body.get("version") != version or WEIGHTS not in body:
         raise CorruptObjectError(
             f"{place}: found a commit of version {body.get('version')!r} with {sorted(body)}, "
             f"expected that of policy {version}; restore the object"
         )
     try:
-        weights = field(body, WEIGHTS, digest) if WEIGHTS in body else None
+        weights = typed(body, WEIGHTS, Digest | None)
         files = tuple(files_in(body))
-        difference = field(body, "difference", _difference) if "difference" in body else None
+        difference = typed(body, "difference", Difference) if "difference" in body else None
         tensors = tuple(files_in(body, "tensors") if "tensors" in body else ())
         found = PolicyVersion(version, weights, files, tensors, difference)
         if "tensors" in body or difference is not None:
@@ -324,8 +294,9 @@ def check_fits(
 def weights_of(store: Store, version: int) -> str:
     """Return the weights digest of a policy version.
 
-    If the digest is not recorded, for example for the model of an amended run, this function reads
-    all weights to compute it. Raises ObjectMissingError, CorruptObjectError and StoreError.
+    If the digest is not recorded, for example for a model that an attempt staged anew, this
+    function reads all weights to compute it. Raises ObjectMissingError, CorruptObjectError and
+    StoreError.
     """
     policy = read_version(store, version)
     if policy.weights_sha256 is not None:
@@ -349,11 +320,6 @@ def stored_weights(store: Store, version: int, files: Iterable[DataFile]) -> str
     return united(store, version, (read_stored_weights(store, f) for f in weights_files(files)))
 
 
-def stored_digest(body: Mapping[str, Any]) -> str:
-    """Return the weights digest in a policy's commit or, in an older run, the files' digest."""
-    return str(body[WEIGHTS] if WEIGHTS in body else body["sha256"])
-
-
 def united(store: Store, version: int, weights: Iterable[WeightsFile]) -> str:
     """Return the weights digest of a policy's files.
 
@@ -371,11 +337,6 @@ def united(store: Store, version: int, weights: Iterable[WeightsFile]) -> str:
         raise CorruptObjectError(
             f"{keys.policy(version)} in {store.uri}: weights: {error}; restore the object"
         ) from error
-
-
-def _difference(value: Any) -> Difference:
-    body = mapping(value)
-    return Difference(field(body, "base", number), field(body, "base_weights_sha256", digest))
 
 
 def _refuse_odd(policy: PolicyVersion, write_id: str) -> None:

@@ -12,11 +12,12 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from pipeline.run.commit import CorruptObjectError, DataFile
-from pipeline.run.parse import field, integer, items, mapping, number, text
-from pipeline.run.strict_json import canonical, parse_json
+import msgspec
+
+from pipeline.run.commit import CorruptObjectError, DataFile, canonical
+from pipeline.run.parse import Count, convert, typed
 from pipeline.store.base import Store
 
 LENGTH = 8
@@ -55,6 +56,14 @@ class TensorPlace(NamedTuple):
     shape: tuple[int, ...]
     begin: int
     end: int
+
+
+class _Described(msgspec.Struct):
+    """The JSON form of a tensor's place."""
+
+    dtype: str
+    shape: tuple[Count, ...]
+    data_offsets: tuple[int, int]
 
 
 class Tensor(NamedTuple):
@@ -110,9 +119,8 @@ def weights_files(folder: Path) -> list[Path]:
     index = folder / INDEX
     if index.is_file():
         try:
-            listed = field(mapping(parse_json(index.read_bytes())), "weight_map", mapping)
-            names = {text(name) for name in listed.values()}
-        except (TypeError, ValueError) as error:
+            names = {*typed(json.loads(index.read_bytes()), "weight_map", dict[str, str]).values()}
+        except ValueError as error:
             raise ValueError(f"{index}: {error}; write or download the file again") from error
         if missing := sorted(names - {file.name for file in found}):
             raise ValueError(
@@ -214,10 +222,12 @@ def parse_header(header: bytes) -> list[TensorPlace]:
     tensor whose number of bytes does not match its dtype and shape.
     """
     try:
-        content = mapping(parse_json(header))
-        found = [_place(name, of) for name, of in content.items() if name != "__metadata__"]
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"its header does not describe tensors: {error!r}") from error
+        content = convert(json.loads(header), dict[str, Any])
+        content.pop("__metadata__", None)
+        described = convert(content, dict[str, _Described]).items()
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"its header does not describe tensors: {error}") from error
+    found = [TensorPlace(name, of.dtype, of.shape, *of.data_offsets) for name, of in described]
     found.sort(key=lambda tensor: (tensor.begin, tensor.end))
     expected = 0
     for tensor in found:
@@ -282,10 +292,3 @@ class _Source:
             self.sha256.update(piece)
             self._rest = memoryview(piece)
         return False
-
-
-def _place(name: str, tensor: object) -> TensorPlace:
-    of = mapping(tensor)
-    shape = tuple(number(n) for n in items(of["shape"]))
-    begin, end = (integer(at) for at in items(of["data_offsets"]))
-    return TensorPlace(name, text(of["dtype"]), shape, begin, end)

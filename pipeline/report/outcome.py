@@ -3,13 +3,13 @@
 from rich.console import Console
 
 from pipeline.config.tree import RunConfig
+from pipeline.recorded import is_recorded
 from pipeline.report.folders import log_folder, tensorboard_folder
 from pipeline.report.run_metrics import all_metrics, missing_validations, validation_rewards
 from pipeline.report.tables import closing_table, summary
 from pipeline.run.attempts import read_attempt, validations_of
 from pipeline.run.restarts import attempt_count, finished_steps
 from pipeline.store import Store, open_store
-from pipeline.traces.recorded_sets import is_recorded
 
 
 def is_complete(config: RunConfig, store: Store) -> bool:

@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 
 from pipeline.metrics.metric import Metrics
 from pipeline.rl.extra_means import REWARD, source_means
-from pipeline.run import keys, parse
+from pipeline.run import keys
 from pipeline.run.commit import find_commit_of, parsing
+from pipeline.run.parse import typed
 from pipeline.run.plan import find_counts, find_plan
 from pipeline.run.restarts import finished_steps
 from pipeline.store import Store
@@ -27,7 +28,7 @@ def read_metrics(store: Store, step: int) -> StepMetrics | None:
     if body is None:
         return None
     with parsing(store, keys.metrics(step)):
-        return StepMetrics(step, parse.field(body, "metrics", parse.numbers))
+        return StepMetrics(step, typed(body, "metrics", dict[str, float | None]))
 
 
 def all_metrics(store: Store) -> list[StepMetrics]:

@@ -1,11 +1,15 @@
 """The advantage estimators, under verl's names."""
 
-from pipeline.rl.estimators.gae import gae
-from pipeline.rl.estimators.group import gpg, grpo, grpo_passk, opo, rloo
-from pipeline.rl.estimators.tokens import (
+from pipeline.rl.estimators.advantage_formulas import (
+    gae,
+    gpg,
+    grpo,
+    grpo_passk,
+    opo,
     reinforce_plus_plus,
     reinforce_plus_plus_baseline,
     remax,
+    rloo,
 )
 from pipeline.rl.estimators.types import Estimator, Need
 

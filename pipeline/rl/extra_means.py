@@ -1,6 +1,6 @@
 """Means, over a step's samples, of the numbers that a reward function returns with the score."""
 
-import math
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -21,8 +21,8 @@ sample could add new ones."""
 def add_extras(sums: ExtraSums, extras: Mapping[str, Any]) -> None:
     """Add a sample's finite numbers to the sums; other values are ignored, and true counts as 1."""
     for name, value in extras.items():
-        if not isinstance(value, int | float) or not math.isfinite(value):
-            continue
+        if not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
+            continue  # an integer may be larger than any float
         if name in sums or len(sums) < MOST_EXTRAS:
             total, count = sums.get(name, (0.0, 0))
             sums[name] = [total + value, count + 1]

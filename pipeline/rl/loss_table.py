@@ -8,12 +8,19 @@ import numpy.typing as npt
 
 from pipeline.rl.losses.aggregate import AggregationMode
 from pipeline.rl.losses.choice import Choice, choose_clipped, choose_penalised
-from pipeline.rl.losses.covariance import clip_cov, kl_cov
-from pipeline.rl.losses.sapo import sapo
-from pipeline.rl.losses.scores import cispo, dppo_kl, dppo_tv, gpg
-from pipeline.rl.losses.sequences import geo_mean, gspo
+from pipeline.rl.losses.formulas import (
+    cispo,
+    clip_cov,
+    dppo_kl,
+    dppo_tv,
+    geo_mean,
+    gpg,
+    gspo,
+    kl_cov,
+    sapo,
+    vanilla,
+)
 from pipeline.rl.losses.types import LossFunction, LossSettings
-from pipeline.rl.losses.vanilla import vanilla
 
 ChoiceFunction = Callable[[Choice, LossSettings], npt.NDArray[np.bool_]]
 

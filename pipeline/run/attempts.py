@@ -8,7 +8,7 @@ object stores the settings that workers read, each under the last part of its do
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pydantic import ValidationError
@@ -17,7 +17,7 @@ from pipeline.config.keys import Key, setting_keys, value_at
 from pipeline.config.stored import read_stored
 from pipeline.config.tree import RunConfig
 from pipeline.errors import InputError
-from pipeline.run import keys, parse
+from pipeline.run import keys
 from pipeline.run.commit import (
     CorruptObjectError,
     commit,
@@ -26,7 +26,7 @@ from pipeline.run.commit import (
     parsing,
     read_commit,
 )
-from pipeline.run.description import RunDescription, with_settings
+from pipeline.run.description import INPUTS, RunDescription, with_settings
 from pipeline.run.owner import (
     IsOver,
     Owner,
@@ -36,6 +36,7 @@ from pipeline.run.owner import (
     remove_signs,
     signs_of_life,
 )
+from pipeline.run.parse import Count, typed
 from pipeline.run.restarts import attempt_count
 from pipeline.store import Store, StoreError
 
@@ -57,6 +58,12 @@ class Attempt:
     """Policy versions to validate, in ascending order."""
     settings: Mapping[str, Any]
     """The settings that `in_force` applies, keyed by dotted key."""
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    """All that differs from run.json; see `pipeline.run.description.changed`."""
+    inputs_since: int = 0
+    """The first attempt that used the same inputs."""
+    reason: str = ""
+    """What this attempt changed, and why it may, as one line; empty if it changed nothing."""
 
     def body(self) -> dict[str, Any]:
         """Return the fields of the attempt's commit object."""
@@ -66,6 +73,9 @@ class Attempt:
             "rollout_shards": self.rollout_shards,
             "training_ranks": self.training_ranks,
             "validations": list(self.validations),
+            "changes": self.changes,
+            "inputs_since": self.inputs_since,
+            "reason": self.reason,
             **{_stored_name(key): self.settings[key.name] for key in _worker_settings()},
         }
 
@@ -111,17 +121,38 @@ def parse_attempt(body: Mapping[str, Any], key: str, uri: str) -> Attempt:
     """
     try:
         return Attempt(
-            number=parse.field(body, "number", parse.number),
-            rollout_workers=parse.field(body, "rollout_workers", parse.number),
-            rollout_shards=parse.field(body, "rollout_shards", parse.number),
-            training_ranks=parse.field(body, "training_ranks", parse.number),
-            validations=parse.field(body, "validations", _versions),
-            settings={one.name: _stored_value(body, one) for one in _worker_settings()},
+            number=typed(body, "number", Count),
+            rollout_workers=typed(body, "rollout_workers", Count),
+            rollout_shards=typed(body, "rollout_shards", Count),
+            training_ranks=typed(body, "training_ranks", Count),
+            validations=typed(body, "validations", tuple[Count, ...]),
+            settings={key.name: typed(body, _stored_name(key), Any) for key in _worker_settings()},
+            changes=typed(body, "changes", dict[str, Any]),
+            inputs_since=typed(body, "inputs_since", Count),
+            reason=typed(body, "reason", str),
         )
     except ValueError as error:
         raise CorruptObjectError(
             f"{key} in {uri}: not an attempt: {error}; restore the object"
         ) from error
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a start changes in its run. Example: Change({'trainer.nnodes': 2}, 'the layout (...)').
+
+    It is decided before the attempt begins, after all earlier ones have ended.
+    """
+
+    changes: Mapping[str, Any]
+    """See `Attempt.changes`; only what this start changes."""
+    reason: str
+
+    @property
+    def inputs(self) -> bool:
+        """Whether the start stages an input anew on which the samples of steps depend."""
+        others = {f"{INPUTS}val_prompts", f"{INPUTS}functions"}
+        return any(name.startswith(INPUTS) for name in self.changes.keys() - others)
 
 
 @dataclass(frozen=True)
@@ -142,6 +173,7 @@ def claimed(
     me: Owner,
     is_over: IsOver | None = None,
     show: Callable[[str], None] = _ignore,
+    change: Callable[[], Change | None] = lambda: None,
 ) -> Iterator[Claim]:
     """Own the newest attempt of a run during the block; no other process starts workers meanwhile.
 
@@ -155,11 +187,13 @@ def claimed(
         me: The owner of the attempt to begin.
         is_over: Asks Prefect's server about other flow runs; None if there is no such server here.
         show: Shows that this function waits for a sign of life.
+        change: Decides what the attempt changes in the run; None: nothing.
 
     Raises:
-        InputError: Another owner of a running attempt is alive. Nothing was written.
+        InputError: Another owner of a running attempt is alive, or the run cannot continue with
+            these settings. No attempt was begun.
     """
-    claim = take_attempt(store, config, me, is_over, show)
+    claim = take_attempt(store, config, me, is_over, show, change)
     attempt = claim.attempt
     with signs_of_life(store, attempt.number) as was_stopped:
         try:
@@ -179,6 +213,7 @@ def take_attempt(
     me: Owner,
     is_over: IsOver | None = None,
     show: Callable[[str], None] = _ignore,
+    change: Callable[[], Change | None] = lambda: None,
 ) -> Claim:
     """Begin or continue an attempt, as `claimed` does, without signs of life.
 
@@ -188,6 +223,7 @@ def take_attempt(
         me: The owner of the attempt to begin.
         is_over: Asks Prefect's server about other flow runs.
         show: Shows that this function waits for a sign of life.
+        change: Decides what the attempt changes in the run.
 
     Raises:
         InputError: Another owner of a running attempt is alive.
@@ -198,11 +234,26 @@ def take_attempt(
             if running == number - 1 and owner is not None and me.continues(owner):
                 return Claim(read_attempt(store, running), continued=True)
         end_attempts(store, config, me, is_over, show)
-        attempt = attempt_of(config, number)
+        attempt = _changed(store, attempt_of(config, number), change())
         body = attempt.body() | {"owner": owner_json(me)}
         if commit(store, keys.attempt(number), body, new_write_id()).ours:
             return Claim(attempt, continued=False)
         # Another process took the number first. The next iteration looks at that process.
+
+
+def _changed(store: Store, attempt: Attempt, change: Change | None) -> Attempt:
+    """Return a new attempt with the changes of the one before it, and with its own."""
+    if attempt.number:
+        last = read_attempt(store, attempt.number - 1)
+        attempt = replace(attempt, changes=last.changes, inputs_since=last.inputs_since)
+    if change is None:
+        return attempt
+    return replace(
+        attempt,
+        changes={**attempt.changes, **change.changes},
+        inputs_since=attempt.number if change.inputs else attempt.inputs_since,
+        reason=change.reason,
+    )
 
 
 def end_attempts(
@@ -320,11 +371,3 @@ def _worker_settings() -> list[Key]:
 
 def _stored_name(key: Key) -> str:
     return key.name.rpartition(".")[2]
-
-
-def _stored_value(body: Mapping[str, Any], key: Key) -> Any:
-    return parse.field(body, _stored_name(key), lambda value: value)
-
-
-def _versions(value: Any) -> tuple[int, ...]:
-    return tuple(parse.number(version) for version in parse.items(value))

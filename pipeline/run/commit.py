@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import LastingError
-from pipeline.run import parse
-from pipeline.run.strict_json import canonical, parse_numbers
+from pipeline.run.parse import Count, typed
 from pipeline.store.base import (
     ObjectExistsError,
     ObjectMissingError,
@@ -48,7 +47,7 @@ class DataFile:
     """A data file that a commit lists. Its key is relative to the root of the run."""
 
     key: str
-    size: int
+    size: Count
     """Bytes."""
     sha256: str
 
@@ -199,20 +198,16 @@ def read_commit_file(store: Store, key: str) -> tuple[DataFile, dict[str, Any]]:
     except UnreadableError as error:
         raise CorruptObjectError(_with_fix(error, "; restore the object")) from error
     try:
-        body, as_stored = parse_numbers(data)
-    except ValueError as error:
-        raise CorruptObjectError(f"{key} in {store.uri}: not JSON: {error}") from error
-    if not isinstance(body, dict):
-        raise CorruptObjectError(f"{key} in {store.uri}: a {type(body).__name__}, not an object")
-    found = content_digest(as_stored)
-    if CONTENT_SHA256 not in body:
+        body = json.loads(data)
+        found = content_digest(body)
+    except (AttributeError, ValueError, RecursionError) as error:
         raise CorruptObjectError(
-            f"{key} in {store.uri}: no {CONTENT_SHA256} in the commit; restore the object"
-        )
-    if body[CONTENT_SHA256] != found:
+            f"{key} in {store.uri}: not a JSON object: {error}; restore the object"
+        ) from error
+    if body.get(CONTENT_SHA256) != found:
         raise CorruptObjectError(
-            f"{key} in {store.uri}: its content has SHA-256 {str(found)[:16]}..., expected its own "
-            f"digest {str(body[CONTENT_SHA256])[:16]}...; restore the object or remake its content"
+            f"{key} in {store.uri}: its content has SHA-256 {found[:16]}..., expected its own "
+            f"digest {str(body.get(CONTENT_SHA256))[:16]}...; restore the object"
         )
     return DataFile(key, len(data), sha256(data)), body
 
@@ -248,7 +243,7 @@ def find_commit_of(store: Store, key: str, place: Mapping[str, int]) -> dict[str
 def other_place(body: Mapping[str, Any], place: Mapping[str, object]) -> str | None:
     """Return how a commit's body differs from the place in its key; None if it does not."""
     found = {name: body.get(name) for name in place}
-    if parse.same(found, dict(place)):
+    if found == dict(place):
         return None
     return f"this is the commit of {found}, expected {dict(place)}"
 
@@ -273,12 +268,13 @@ def to_json(body: dict[str, Any]) -> bytes:
 
 
 def content_digest(body: dict[str, Any]) -> str:
-    """Return the hex SHA-256 of a commit's canonical form, without the digest itself.
+    """Return the hex SHA-256 of a commit's canonical form, without the digest itself."""
+    return sha256(canonical({k: v for k, v in body.items() if k != CONTENT_SHA256}).encode())
 
-    Numbers in a body that was read from the store must be spelled as stored (`parse_numbers`).
-    """
-    rest = {key: value for key, value in body.items() if key != CONTENT_SHA256}
-    return sha256(canonical(rest).encode())
+
+def canonical(value: Any) -> str:
+    """Return a JSON value as it is digested. Raises ValueError for NaN."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 def file_list(files: Iterable[DataFile]) -> list[dict[str, Any]]:
@@ -292,19 +288,9 @@ def files_in(body: Mapping[str, Any], name: str = "files") -> list[DataFile]:
     Raises CorruptObjectError for an invalid list.
     """
     try:
-        return parse.field(body, name, parse.listed(parse_file))
+        return list(typed(body, name, tuple[DataFile, ...]))
     except ValueError as error:
         raise CorruptObjectError(str(error)) from error
-
-
-def parse_file(value: Any) -> DataFile:
-    """Parse a data file's entry in a JSON object. Raises TypeError and ValueError."""
-    body = parse.mapping(value)
-    return DataFile(
-        size=parse.field(body, "size", parse.number),
-        key=parse.field(body, "key", parse.key),
-        sha256=parse.field(body, "sha256", parse.text),
-    )
 
 
 def _lines(value: Any) -> str:

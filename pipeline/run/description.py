@@ -1,28 +1,35 @@
 """run.json: the description of a run, written once by the flow when the run is created.
 
-Later attempts may amend the description. `amendments` reads the description that applies now, or
-the one that applies to a step. `attempts` returns a description's settings as typed settings.
+An attempt may continue the run with another parallel layout, or with an input on which no commit
+depends yet. Its object, attempts/NNN.json, contains all that differs from run.json.
+`pipeline.run.attempts` returns a description's settings as typed settings.
 """
 
 import copy
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from dataclasses import field as field_of
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
+
+import msgspec
 
 from pipeline.model.geometry import Geometry, geometry_json, parse_geometry
 from pipeline.run import keys
 from pipeline.run.commit import (
+    CONTENT_SHA256,
     CorruptObjectError,
     DataFile,
     commit,
+    find_commit,
     new_write_id,
-    parse_file,
+    parsing,
     read_commit,
 )
-from pipeline.run.parse import field, key, mapping, number, text
-from pipeline.store.base import Store
+from pipeline.run.parse import convert
+from pipeline.run.restarts import attempt_count
+from pipeline.store.base import ObjectMissingError, Store
 
+INPUTS = "inputs."
+"""Prefix of the names of inputs among an attempt's changes."""
 FORMAT = 1
 """Format version of run.json."""
 
@@ -38,7 +45,7 @@ class StagedInputs:
     """None if the run uses built-in scorers or replays a recorded set with rewards."""
     model: Mapping[str, DataFile]
     """Weights, config and tokenizer of policy 0, keyed by file name."""
-    functions: Mapping[str, DataFile] = field_of(default_factory=dict)
+    functions: Mapping[str, DataFile] = field(default_factory=dict)
     """Files with users' estimators and losses, keyed by the setting that names the function."""
 
     def files(self) -> list[DataFile]:
@@ -74,6 +81,17 @@ class RunDescription:
         return value
 
 
+class _Stored(msgspec.Struct):
+    """The JSON form of a description."""
+
+    format: int
+    name: str
+    config: dict[str, Any]
+    inputs: StagedInputs
+    geometry: dict[str, Any] | None
+    versions: dict[str, str]
+
+
 def create_description(store: Store, ours: RunDescription) -> RunDescription:
     """Create run.json, or read the one that another flow created first.
 
@@ -86,6 +104,74 @@ def create_description(store: Store, ours: RunDescription) -> RunDescription:
 def read_created(store: Store) -> RunDescription:
     """Read the original description of a run. Raises ObjectMissingError and CorruptObjectError."""
     return parse_description(read_commit(store, keys.run_json()), store.uri)
+
+
+def description_now(store: Store) -> RunDescription:
+    """Read the description of a run as its newest attempt uses it.
+
+    Raises ObjectMissingError if the run does not exist. Also raises CorruptObjectError.
+    """
+    run, changes = read_created(store), newest_changes(store)
+    with parsing(store, keys.attempts()):
+        return changed(run, changes)
+
+
+def newest_changes(store: Store) -> Mapping[str, Any]:
+    """Return what differs from run.json in the newest attempt of a run; see `changed`."""
+    number = attempt_count(store) - 1
+    if number < 0:
+        return {}
+    try:
+        found = read_commit(store, keys.attempt(number)).get("changes", {})
+    except ObjectMissingError as error:
+        raise CorruptObjectError(f"{error}; restore the object") from error
+    with parsing(store, keys.attempt(number)):
+        return convert(found, dict[str, Any])
+
+
+def find_description(store: Store) -> RunDescription | None:
+    """Read the same description as `description_now`; return None if the run does not exist.
+
+    Raises CorruptObjectError.
+    """
+    try:
+        return description_now(store)
+    except ObjectMissingError:
+        return None
+
+
+def changed(run: RunDescription, changes: Mapping[str, Any]) -> RunDescription:
+    """Return a description with an attempt's changes.
+
+    Args:
+        run: The description in run.json.
+        changes: New values, keyed by the dotted key of a setting, such as trainer.nnodes, or by the
+            name of an input, such as inputs.prompts, whose value is the JSON form of its files.
+
+    Raises:
+        ValueError: A change is not valid.
+    """
+    inputs = asdict(run.inputs)
+    settings = {}
+    for name, value in changes.items():
+        if name.startswith(INPUTS):
+            inputs[name.removeprefix(INPUTS)] = value
+        else:
+            settings[name] = value
+    return replace(
+        run,
+        settings=with_settings(run.settings, settings),
+        inputs=convert(inputs, StagedInputs),
+    )
+
+
+def run_digest(store: Store) -> str | None:
+    """Return the digest of run.json, which identifies a run in its traces; None without run.json.
+
+    Raises StoreError and CorruptObjectError.
+    """
+    body = find_commit(store, keys.run_json())
+    return None if body is None else str(body[CONTENT_SHA256])
 
 
 def description_json(run: RunDescription) -> dict[str, Any]:
@@ -107,32 +193,16 @@ def parse_description(body: Mapping[str, Any], uri: str) -> RunDescription:
     description has a different format version.
     """
     try:
-        found = field(body, "format", number)
-        if found != FORMAT:
-            raise ValueError(f"format {found}, expected {FORMAT}")
-        return RunDescription(
-            name=field(body, "name", key),
-            settings=field(body, "config", mapping),
-            inputs=field(body, "inputs", _inputs),
-            geometry=field(body, "geometry", parse_geometry),
-            versions=field(body, "versions", _texts),
-        )
+        found = convert(body, _Stored)
+        if found.format != FORMAT:
+            raise ValueError(f"format {found.format}, expected {FORMAT}")
+        geometry = parse_geometry(found.geometry)
+        return RunDescription(found.name, found.config, found.inputs, geometry, found.versions)
     except ValueError as error:
         raise CorruptObjectError(
             f"{keys.run_json()} in {uri}: not the description of a run: {error}; restore the "
             "object, or use the version of retrace that wrote it"
         ) from error
-
-
-def parse_optional_file(value: Any) -> DataFile | None:
-    """Parse the entry of a data file that may be absent (null). Raises TypeError and ValueError."""
-    return None if value is None else parse_file(value)
-
-
-def parse_files(value: Any) -> dict[str, DataFile]:
-    """Parse the entries of data files, keyed by name. Raises TypeError and ValueError."""
-    body = mapping(value)
-    return {name: field(body, name, parse_file) for name in body}
 
 
 def with_settings(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -150,19 +220,3 @@ def with_settings(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> di
                 raise ValueError(f"{name}: {part} is {group!r}, not a group of settings")
         group[last] = value
     return changed
-
-
-def _texts(value: Any) -> dict[str, str]:
-    body = mapping(value)
-    return {name: field(body, name, text) for name in body}
-
-
-def _inputs(value: Any) -> StagedInputs:
-    body = mapping(value)
-    return StagedInputs(
-        prompts=field(body, "prompts", parse_file),
-        val_prompts=field(body, "val_prompts", parse_optional_file),
-        reward=field(body, "reward", parse_optional_file),
-        model=field(body, "model", parse_files),
-        functions=parse_files(body.get("functions", {})),  # older runs lack the field
-    )

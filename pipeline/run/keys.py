@@ -58,16 +58,6 @@ def signs(number: int) -> str:
     return f"signs/{number:03d}."
 
 
-def amendments() -> str:
-    """Prefix of all amendments."""
-    return "amendments/"
-
-
-def amendment(number: int) -> str:
-    """A change to the run's identity, made by a later attempt."""
-    return f"amendments/{number:03d}.json"
-
-
 def policies() -> str:
     """Prefix of all policies."""
     return "policies/"
@@ -176,59 +166,23 @@ def trainings(step: int) -> str:
     return step_prefix(step) + "training/"
 
 
-def training_set(step: int) -> str:
-    """The object that names the training set of a step.
-
-    It lists the commits of the routes that the trainer recorded in the step.
-    """
+def trainer_routes(step: int) -> str:
+    """The commit that lists the routes that the trainer recorded in a step (R2)."""
     return step_prefix(step) + "training.json"
 
 
-def training(step: int, stage: int, dp_rank: int, set: str, cp_rank: int = 0) -> str:
-    """The commit of one rank's R2 routes in a training set.
+def trainer_file(step: int, stage: int, dp_rank: int, set: str, cp_rank: int = 0) -> str:
+    """A routes file that one rank of the trainer recorded.
 
     Args:
         step: The step.
         stage: The pipeline stage.
         dp_rank: The data-parallel rank.
-        set: The write id of the training set.
+        set: The write id that all ranks share.
         cp_rank: The context-parallel rank. The key contains this rank unless the rank is 0.
     """
-    return _training_part(step, stage, dp_rank, set, cp_rank) + ".json"
-
-
-def training_file(step: int, stage: int, dp_rank: int, set: str, cp_rank: int = 0) -> str:
-    """The routes file of one rank in a training set.
-
-    Args:
-        step: The step.
-        stage: The pipeline stage.
-        dp_rank: The data-parallel rank.
-        set: The write id of the training set.
-        cp_rank: The context-parallel rank.
-    """
-    return _training_part(step, stage, dp_rank, set, cp_rank) + ".routes.parquet"
-
-
-def _training_part(step: int, stage: int, dp_rank: int, set: str, cp_rank: int) -> str:
     cut = f"-{cp_rank:05d}" if cp_rank else ""
-    return trainings(step) + f"{stage:03d}-{dp_rank:05d}{cut}.{set}"
-
-
-def training_1_0(step: int, stage: int, dp_rank: int) -> str:
-    """The commit of one rank's R2 routes in trace format 1.0, which had no training sets.
-
-    Args:
-        step: The step.
-        stage: The pipeline stage.
-        dp_rank: The data-parallel rank.
-    """
-    return trainings(step) + f"{stage:03d}-{dp_rank:05d}.json"
-
-
-def is_training(step: int, key: str) -> bool:
-    """Return whether a key names a commit or routes file of a training set of the step."""
-    return key.startswith(trainings(step)) and _TRAINING.fullmatch(key) is not None
+    return f"{trainings(step)}{stage:03d}-{dp_rank:05d}{cut}.{set}.routes.parquet"
 
 
 def metrics(step: int) -> str:
@@ -367,18 +321,16 @@ _MADE = re.compile(
     r"|((?:policies|checkpoints)/\d{6}/[0-9a-f]{8})/[^/]+"
 )
 _TRAINING = re.compile(
-    r"(steps/\d{6}/training/)\d{3}-\d{5}(?:-\d{5})?(\.[0-9a-f]{8})\.(?:json|routes\.parquet)"
+    r"(steps/\d{6}/training/)\d{3}-\d{5}(?:-\d{5})?(\.[0-9a-f]{8})\.routes\.parquet"
 )
 
 
 def maker_of(key: str) -> str | None:
     """Return the part that a key shares with all other keys that contain the same write id.
 
-    Returns None if the key does not contain a write id. The keys of data files and of a training
-    set's commits contain one. These commits take effect only when the object under `training_set`
-    lists them. Examples:
+    Returns None if the key does not contain a write id. All ranks of a trainer share one. Examples:
     'steps/000003/rollout/00001.5f0c2a11.routes.parquet' -> 'steps/000003/rollout/00001.5f0c2a11';
-    'steps/000003/training/001-00000.5f0c2a11.json' -> 'steps/000003/training/.5f0c2a11'.
+    'steps/000003/training/001-00000.5f0c2a11.routes.parquet' -> 'steps/000003/training/.5f0c2a11'.
     """
     if made := _MADE.fullmatch(key):
         found: str = next(filter(None, made.groups()))

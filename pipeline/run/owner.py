@@ -18,8 +18,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from pipeline.run import keys, parse
+from pipeline.run import keys
 from pipeline.run.commit import new_write_id
+from pipeline.run.parse import convert
 from pipeline.scratch import is_running, parse_identity, this_process
 from pipeline.store import ObjectExistsError, Store, StoreError
 
@@ -67,29 +68,16 @@ def this_owner(flow_run: str | None = None) -> Owner:
 
 
 def owner_of(attempt: Mapping[str, Any]) -> Owner | None:
-    """Return the owner in the body of an attempt; None if an older version wrote none.
+    """Return the owner in the body of an attempt; None if it has none.
 
     Raises ValueError for an invalid owner.
     """
     value = attempt.get("owner")
     if value is None:
         return None
-    if isinstance(value, str):  # an older version stored only the flow run
-        return Owner("", value, "", "", "")
-    body = parse.mapping(value)
-    owner = Owner(
-        start=parse.field(body, "start", parse.text),
-        flow_run=parse.field(body, "flow_run", _optional_text),
-        host=parse.field(body, "host", parse.text),
-        process=parse.field(body, "process", parse.text),
-        since=parse.field(body, "since", parse.text),
-    )
+    owner = convert(value, Owner)
     parse_identity(owner.process)
     return owner
-
-
-def _optional_text(value: Any) -> str | None:
-    return None if value is None else parse.text(value)
 
 
 def owner_json(owner: Owner) -> dict[str, Any]:

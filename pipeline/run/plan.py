@@ -8,7 +8,9 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from pipeline.model.limits import MOST_SAMPLES, MOST_SHARDS
 from pipeline.run import keys
@@ -21,9 +23,10 @@ from pipeline.run.commit import (
     parsing,
     read_commit,
 )
-from pipeline.run.parse import field, flag, integer, items, mapping, number, real
+from pipeline.run.parse import Count, convert
 from pipeline.store.base import Store
 
+_Some = Annotated[int, msgspec.Meta(ge=1)]
 _OPTIONAL = ("sub_plan", "baseline")
 """Fields that are stored only if their value differs from the default."""
 
@@ -32,9 +35,9 @@ _OPTIONAL = ("sub_plan", "baseline")
 class PlannedPrompt:
     """A prompt in a plan. Example: PlannedPrompt(row=17, epoch=2)."""
 
-    row: int
+    row: Count
     """Row in the staged prompt table."""
-    epoch: int
+    epoch: Count
     """Epoch of the prompt table; 0 in a validation."""
 
 
@@ -42,12 +45,12 @@ class PlannedPrompt:
 class Sampling:
     """Sampling parameters of a plan. Example: Sampling(1.0, 1.0, -1, 512)."""
 
-    temperature: float
+    temperature: Annotated[float, msgspec.Meta(ge=0)]
     """0 for greedy sampling."""
-    top_p: float
-    top_k: int
+    top_p: Annotated[float, msgspec.Meta(gt=0, le=1)]
+    top_k: Annotated[int, msgspec.Meta(ge=-1)]
     """-1 for no limit."""
-    max_tokens: int
+    max_tokens: Count
     """Maximum response length."""
 
 
@@ -55,17 +58,17 @@ class Sampling:
 class Plan(ABC):
     """The fields and methods that step plans and validation plans have in common."""
 
-    policy_version: int
+    policy_version: Count
     """The policy version that generates the samples."""
     prompts: tuple[PlannedPrompt, ...]
-    n: int
+    n: _Some
     """Samples per prompt."""
     sampling: Sampling
     routes: bool
     """Whether the engine records routes."""
     seed: int
     """The run's sampling seed, from which each sample's own seed is derived."""
-    shards: int
+    shards: _Some
     """Number of shards; prompt i is in shard i mod shards."""
 
     def __post_init__(self) -> None:
@@ -196,8 +199,7 @@ class ValidationCounts:
     """A sum and a sample count for each value, keyed by data source, then by the value's name.
 
     The values are the reward and the other numbers that the reward function returned. The count is
-    the number of samples that have the value. The mapping is empty if a worker of an older version
-    of Retrace wrote the shard."""
+    the number of samples that have the value."""
 
 
 def find_counts(store: Store, plan: Plan, shard: int) -> ValidationCounts | None:
@@ -224,27 +226,16 @@ def find_counts(store: Store, plan: Plan, shard: int) -> ValidationCounts | None
 
 def parse_counts(body: Mapping[str, Any]) -> ValidationCounts:
     """Parse the reward counts in the commit of a validation shard. Raises ValueError."""
-    return ValidationCounts(
-        field(body, "count", number),
-        field(body, "masked", number),
-        field(body, "reward_sum", real),
-        field(body, "maker", _sources) if "maker" in body else {},
-    )
+    found = convert(body, _StoredCounts)
+    sources = found.maker.get("sources", {})
+    return ValidationCounts(found.count, found.masked, found.reward_sum, sources)
 
 
-def _sources(value: Any) -> dict[str, dict[str, tuple[float, int]]]:
-    by_source = mapping(mapping(value).get("sources", {}))
-    return {
-        source: {name: _sum(numbers) for name, numbers in mapping(by_source[source]).items()}
-        for source in by_source
-    }
-
-
-def _sum(value: Any) -> tuple[float, int]:
-    pair = items(value)
-    if len(pair) != 2:
-        raise ValueError(f"{value!r} is not a pair of a sum and a number of samples")
-    return real(pair[0]), number(pair[1])
+class _StoredCounts(msgspec.Struct):
+    count: Count
+    masked: Count
+    reward_sum: float
+    maker: dict[str, Any] = {}
 
 
 def publish_plan(store: Store, plan: Plan) -> Plan:
@@ -323,60 +314,16 @@ def parse_plan(body: Mapping[str, Any], key: str, uri: str) -> Plan:
     if folder is None or (sub_plan is None and key != keys.validation_plan(folder)):
         raise ValueError(f"{key}: not the key of a plan")
     try:
-        common: dict[str, Any] = {
-            "policy_version": field(body, "policy_version", number),
-            "prompts": field(body, "prompts", _prompts),
-            "n": field(body, "n", _some),
-            "sampling": field(body, "sampling", _sampling),
-            "routes": field(body, "routes", flag),
-            "seed": field(body, "seed", integer),
-            "shards": field(body, "shards", _some),
-        }
-        _expect("step", field(body, "step", number), folder)
-        if sub_plan is not None:
-            said = field(body, "sub_plan", number) if "sub_plan" in body else 0
-            _expect("sub_plan", said, sub_plan)
-            baseline = "baseline" in body and field(body, "baseline", flag)
-            return StepPlan(**common, step=folder, sub_plan=sub_plan, baseline=baseline)
-        _expect("policy_version", common["policy_version"], folder)
-        for prompt in common["prompts"]:
-            _expect("epoch", prompt.epoch, 0)
-        return ValidationPlan(**common)
+        kind = ValidationPlan if sub_plan is None else StepPlan
+        place = {"step": folder}
+        if sub_plan is None:
+            place["policy_version"] = folder
+        elif sub_plan:
+            place["sub_plan"] = sub_plan
+        if (found := {name: body.get(name) for name in place}) != place:
+            raise ValueError(f"found {found}, expected {place}")
+        return convert(body, kind)
     except ValueError as error:
         raise CorruptObjectError(
             f"{key} in {uri}: not the plan that belongs to this key: {error}; restore the object"
         ) from error
-
-
-def _expect(name: str, found: int, expected: int) -> None:
-    if found != expected:
-        raise ValueError(f"{name} {found}, expected {expected}")
-
-
-def _some(value: Any) -> int:
-    if number(value) == 0:
-        raise ValueError("0, expected at least 1")
-    return number(value)
-
-
-def _prompts(value: Any) -> tuple[PlannedPrompt, ...]:
-    return tuple(
-        PlannedPrompt(field(mapping(one), "row", number), field(mapping(one), "epoch", number))
-        for one in items(value)
-    )
-
-
-def _sampling(value: Any) -> Sampling:
-    body = mapping(value)
-    found = Sampling(
-        temperature=field(body, "temperature", real),
-        top_p=field(body, "top_p", real),
-        top_k=field(body, "top_k", integer),
-        max_tokens=field(body, "max_tokens", number),
-    )
-    if found.temperature < 0 or not 0 < found.top_p <= 1 or found.top_k < -1:
-        raise ValueError(
-            f"{found}, expected a temperature of at least 0, top_p above 0 and at most 1, and "
-            "top_k of at least -1"
-        )
-    return found

@@ -5,9 +5,11 @@ Only the checkpoints' commits are read, not their training state.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from pipeline.run import keys, parse
+from pipeline.run import keys
 from pipeline.run.commit import CorruptObjectError, files_in, read_commit
+from pipeline.run.parse import typed
 from pipeline.run.restarts import restarts
 from pipeline.store import ObjectMissingError, Store
 
@@ -42,7 +44,7 @@ def list_checkpoints(store: Store) -> Iterator[ListedCheckpoint]:
         try:
             body = read_commit(store, key)
             files = files_in(body)
-            layout = parse.field(body, "layout", parse.mapping)
+            layout = typed(body, "layout", dict[str, Any])
         except ObjectMissingError:  # removed since it was listed
             continue
         except (CorruptObjectError, ValueError) as error:

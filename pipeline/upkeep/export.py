@@ -12,12 +12,11 @@ import numpy as np
 
 from pipeline.store import Store
 from pipeline.traces.format.ids import file_name
-from pipeline.traces.format.manifest import Manifest
-from pipeline.traces.format.shard_rows import BASELINE
+from pipeline.traces.format.manifest import BASELINE, Manifest
 from pipeline.traces.format.types import Routes, Sample, TraceError
-from pipeline.traces.read.joined import used_routes
 from pipeline.traces.read.peers import slime_sample, unknown_logprobs, verl_sample
 from pipeline.traces.read.reader import read_routes, read_samples
+from pipeline.traces.read.trainer import used_routes
 
 Format = Literal["npy", "pt"]
 """Formats with one file per sample."""

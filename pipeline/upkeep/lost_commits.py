@@ -4,7 +4,6 @@ import re
 from collections.abc import Iterable
 
 from pipeline.run import keys
-from pipeline.run.commit import CorruptObjectError, find_commit
 from pipeline.run.restarts import trained_steps
 from pipeline.store import Store
 
@@ -62,28 +61,6 @@ def lost_policies(store: Store) -> dict[str, str]:
     return {
         key: f"no such object, but its folder is not empty, and its step is finished: {metrics}"
     }
-
-
-def lost_amendments(store: Store) -> dict[str, str]:
-    """Find an amendment that is lost although workers of the newest step applied it.
-
-    Returns:
-        The key of the missing amendment, if any, with a text that names what requires it.
-    """
-    count = sum(1 for _ in store.list(keys.amendments()))
-    shards = [info.key for info in store.list(keys.steps()) if keys.commits_shard(info.key)]
-    newest = keys.folder_number(shards[-1]) if shards else None
-    for key in shards:
-        if keys.folder_number(key) == newest:
-            try:
-                maker = (find_commit(store, key) or {}).get("maker")
-            except CorruptObjectError:  # the check of the shard reports it
-                continue
-            applied = maker.get("amendments") if isinstance(maker, dict) else None
-            if isinstance(applied, int) and applied > count:
-                lost = keys.amendment(count)
-                return {lost: f"no such object, but {key} was generated with {applied} amendments"}
-    return {}
 
 
 def _folder(key: str) -> str:

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from pipeline.errors import LastingError
-from pipeline.policies.weights import WeightsFile
 from pipeline.run.commit import CorruptObjectError, DataFile
 from pipeline.store import StoreError
 from pipeline.traces.format.domain import shown
@@ -59,22 +58,18 @@ class Report:
     samples: int = 0
     """Number of samples in the sealed steps."""
     inputs: int = 0
-    """Number of staged files that run.json and amendments list."""
+    """Number of staged files that run.json lists."""
     policies: int = 0
     checkpoints: int = 0
     validations: int = 0
     """Number of committed shards of validations."""
     seen: dict[str, DataFile] = field(default_factory=dict)
     """The data files that were read in full, keyed by object key."""
-    weights: dict[str, WeightsFile] = field(default_factory=dict)
-    """The weights files among those in `seen`, keyed by object key."""
     problems: list[Problem] = field(default_factory=list)
     found: int = 0
     """How often a problem was found, including repeats, which `problems` does not list again. A
     check was successful if it left this number unchanged."""
     _added: set[Problem] = field(default_factory=set)
-    notes: list[Problem] = field(default_factory=list)
-    """Findings that are not problems: oddities, and data that could not be checked."""
 
     @property
     def files(self) -> int:
@@ -105,14 +100,10 @@ class Report:
             self.problems.append(problem)
 
     def take(self, other: "Report") -> None:
-        """Record the problems of another report."""
+        """Record the files and problems of another report."""
+        self.seen.update(other.seen)
         for problem in other.problems:
             self.add(problem.key, problem.text, problem.sample)
-
-    def note(self, key: str, text: str) -> None:
-        """Record a finding that is not a problem, unless it is already recorded."""
-        if (noted := Problem(key, None, text)) not in self.notes:
-            self.notes.append(noted)
 
     @contextmanager
     def noting(self, key: str, sample: str | None = None) -> Iterator[None]:

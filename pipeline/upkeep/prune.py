@@ -10,16 +10,16 @@ from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
+from pipeline.recorded import check_recorded
 from pipeline.run import keys
-from pipeline.run.amendments import find_description
 from pipeline.run.commit import CorruptObjectError, commit, find_commit, new_write_id
-from pipeline.run.parse import field, listed, text
+from pipeline.run.description import find_description
+from pipeline.run.parse import typed
 from pipeline.run.restarts import KEPT, restarts
 from pipeline.store import ObjectMissingError, Store, StoreError, open_store
 from pipeline.traces.format.manifest import is_pruned, open_manifest, sealed_steps
 from pipeline.traces.format.types import TraceError
-from pipeline.traces.read.training import find_training_set
-from pipeline.traces.recorded_sets import check_recorded
+from pipeline.traces.read.trainer import find_trainer_routes
 
 
 @dataclass(frozen=True)
@@ -108,13 +108,13 @@ def _refuse_unrecorded(store: Store, new: list[int]) -> None:
 def data_files(store: Store, step: int) -> set[str]:
     """Return the keys of the files with samples and routes that belong to a sealed step.
 
-    These are the files that pruning removes: those of the manifest and of the training set.
+    These are the files that pruning removes: those of the manifest and of the trainer's routes.
 
     Raises:
         ObjectMissingError: The step's manifest or a commit is missing.
         CorruptObjectError: The step's commits name files outside the step's folder.
         StoreError: A commit cannot be read.
-        TraceError: A commit is malformed, or the step's training set is missing.
+        TraceError: A commit is malformed, or the trainer's routes are missing.
     """
     if store.size(keys.manifest(step)) is None:  # it was removed since the steps were listed
         raise ObjectMissingError(
@@ -122,10 +122,8 @@ def data_files(store: Store, step: int) -> set[str]:
             "contained it; try again, or restore the object"
         )
     manifest = open_manifest(store, step).head
-    training = find_training_set(store, manifest)
-    found = {ref.key for ref in manifest.files}
-    for header in () if training is None else training.commits:
-        found |= {file.data.key for file in header.files}
+    trainer = find_trainer_routes(store, manifest)
+    found = {file.key for file in (*manifest.files, *(trainer.files if trainer else ()))}
     outside = [key for key in found if not key.startswith(keys.step_prefix(step))]
     if outside:
         raise CorruptObjectError(f"step {step} in {store.uri}: it names {outside[0]}")
@@ -145,7 +143,7 @@ def check_pruned(body: Mapping[str, Any], step: int, expected: Set[str]) -> None
     """
     key = keys.pruned(step)
     try:
-        names = set(field(body, "data", listed(text)))
+        names = set(typed(body, "data", list[str]))
     except ValueError as error:
         raise CorruptObjectError(f"{key}: {error}; restore the object") from error
     if strange := names - expected:

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pipeline.errors import InputError
-from pipeline.run import keys, parse
-from pipeline.run.amendments import description_now
+from pipeline.run import keys
 from pipeline.run.commit import find_commit, find_commit_of, read_commit
+from pipeline.run.description import description_now
 from pipeline.run.owner import owner_of, runs_here
+from pipeline.run.parse import Count, convert, typed
 from pipeline.run.restarts import count_finished
 from pipeline.store import ObjectInfo, Store, StoreError, open_store
 from pipeline.store.schemes import DEFAULT_STORE
@@ -220,12 +221,12 @@ def _read(store: Store, folder: _Folder, found: ListedRun) -> ListedRun:
 
     Raises StoreError or ValueError if one of these objects is damaged.
     """
-    total = parse.number(description_now(store).setting(_TOTAL))
+    total = convert(description_now(store).setting(_TOTAL), Count)
     reward = None
     if finished := count_finished(store, folder.trained):
         step = finished - 1
         metrics = find_commit_of(store, keys.metrics(step), {"step": step}) or {}
-        reward = parse.field(metrics, "metrics", parse.numbers).get(_REWARD)
+        reward = typed(metrics, "metrics", dict[str, float | None]).get(_REWARD)
     return replace(found, state="never started", message="", total_steps=total, reward=reward)
 
 
@@ -240,7 +241,7 @@ def _read_attempt(store: Store, folder: _Folder, number: int, found: ListedRun) 
 
 def parse_stop(stop: Mapping[str, Any]) -> tuple[State, str]:
     """Parse an attempt's stop object: how the attempt ended, and a message. Raises ValueError."""
-    reason = parse.field(stop, "reason", parse.text)
+    reason = typed(stop, "reason", str)
     if reason not in _ENDS:
         raise ValueError(f"an attempt ended with reason {reason!r}, expected {set(_ENDS)}")
     return _ENDS[reason], str(stop.get("message", ""))
@@ -250,12 +251,12 @@ def parse_total(attempt: Mapping[str, Any]) -> int | None:
     """Return the number of steps that an attempt sets; None if it sets none. Raises ValueError."""
     # An attempt stores a setting under the last part of the setting's key.
     name = _TOTAL.rpartition(".")[2]
-    return parse.field(attempt, name, parse.number) if name in attempt else None
+    return typed(attempt, name, Count) if name in attempt else None
 
 
 def parse_limit(attempt: Mapping[str, Any]) -> float:
     """Return the longer of an attempt's time limits, in seconds. Raises ValueError."""
-    limits = [parse.field(attempt, name, parse.real) for name in _LIMITS if name in attempt]
+    limits = [typed(attempt, name, float) for name in _LIMITS if name in attempt]
     if min(limits, default=0.0) < 0:
         raise ValueError(f"an attempt has the time limit {min(limits)} s, expected at least 0")
     return max(limits, default=0.0)

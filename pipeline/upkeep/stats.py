@@ -11,17 +11,18 @@ from statistics import fmean
 import numpy as np
 import numpy.typing as npt
 
+from pipeline.metrics.metric import layers_of
 from pipeline.model.geometry import Geometry
 from pipeline.run import keys
 from pipeline.run.commit import find_commit_of, parsing
-from pipeline.run.parse import numbers
+from pipeline.run.parse import typed
 from pipeline.store import Store
-from pipeline.traces.format.manifest import Manifest, open_file, read_manifest
+from pipeline.traces.format.manifest import Manifest, read_manifest
+from pipeline.traces.format.parquet import open_file
 from pipeline.traces.format.schema import layer_column
 from pipeline.traces.format.types import Kind, TraceError
-from pipeline.traces.read.joined import joined
 from pipeline.traces.read.reader import read_routes
-from pipeline.traces.read.training import find_training_set
+from pipeline.traces.read.trainer import find_trainer_routes, joined
 
 
 @dataclass(frozen=True)
@@ -93,8 +94,8 @@ def step_stats(store: Store, step: int) -> StepStats:
     Raises TraceError if the step has no routes.
     """
     sealed = read_manifest(store, step)
-    training = find_training_set(store, sealed)
-    trained = sealed if training is None else joined(store, sealed, training)
+    trainer = find_trainer_routes(store, sealed)
+    trained = sealed if trainer is None else joined(store, sealed, trainer)
     # If the engine and the trainer both recorded routes, the loads are computed from the engine's
     # routes, and the trainer's routes are compared with these.
     manifest = trained if sealed.geometry is None else sealed
@@ -105,9 +106,10 @@ def step_stats(store: Store, step: int) -> StepStats:
     agreement: Sequence[float | None] = [None] * len(layers)
     if trained is not manifest:
         agreement = _agreement(store, manifest, trained)
-    metrics = find_commit_of(store, keys.metrics(step), {"step": step}) or {}
+    body = find_commit_of(store, keys.metrics(step), {"step": step}) or {"metrics": {}}
     with parsing(store, keys.metrics(step)):
-        in_training = numbers(metrics.get("agreement_by_layer") or {})
+        metrics = typed(body, "metrics", dict[str, float | None])
+        in_training = layers_of(metrics, "replay/agreement")
     rows_total = sum(manifest.rows["rows_total"].to_pylist())
     return StepStats(
         step=step,
@@ -119,7 +121,7 @@ def step_stats(store: Store, step: int) -> StepStats:
         rows_valid=rows_valid,
         bytes_per_token_layer=_coded_bytes(store, manifest) / max(1, rows_total * len(layers)),
         layers=tuple(
-            _layer(layer, load_E, same, in_training.get(str(layer)))
+            _layer(layer, load_E, same, in_training.get(layer))
             for layer, load_E, same in zip(layers, loads, agreement, strict=True)
         ),
     )
@@ -194,11 +196,9 @@ def _layer(
 
 def _coded_bytes(store: Store, manifest: Manifest) -> int:
     total = 0
-    for number in range(len(manifest.files)):
-        file, geometry = open_file(store, manifest, number)
-        if file.role == "routes" and geometry is not None:
-            coded = {layer_column(layer) for layer in geometry.layers}
-            for group in file.row_groups:
-                pairs = zip(file.leaves, group.chunks, strict=True)
-                total += sum(chunk.length for leaf, chunk in pairs if leaf in coded)
+    for file in manifest.files:
+        if file.role == "routes":
+            opened = open_file(store, file)
+            layers = map(layer_column, file.layers)
+            total += opened.bytes_of(layers, range(opened.row_groups))
     return total

@@ -15,22 +15,17 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
 
 from pipeline.run import keys
-from pipeline.run.commit import CorruptObjectError, find_commit, new_write_id
+from pipeline.run.commit import CorruptObjectError, find_commit, new_write_id, read_commit
 from pipeline.store import ObjectInfo, Store, StoreError
-from pipeline.traces.format.header import read_header
-from pipeline.upkeep.lost_commits import lost_amendments, lost_manifests, lost_policies
+from pipeline.upkeep.lost_commits import lost_manifests, lost_policies
 from pipeline.upkeep.problems import Report
-from pipeline.upkeep.verify.stored_run import find_signed_description, staged_files
+from pipeline.upkeep.verify.others import staged_files
 
 _MANIFEST, _METRICS, _PRUNED = "manifest.json", "metrics.json", "pruned.json"
 _TRAINING_SET = "training.json"
 _NAME_NOTHING = re.compile(r"plan(\.\d{5})?\.json|metrics\.json|pruned\.json")
-_TAKEN_OVER = re.compile(r"steps/\d{6}/replay/")
-"""Matches the keys of objects that were copied from a recorded set. Copied commits name the files
-of the set, and only the manifest names the copies."""
 
 
 @dataclass(frozen=True)
@@ -169,10 +164,8 @@ def _checked(
     """
     left = {info.key: info for info in candidates}
     there = {info.key for info in infos}
-    # In a pruned step, the files that the commits name are expected to be missing. In a sealed
-    # step, only the files that its manifest names must exist, because a recorded set omits routes
-    # that are not replayed.
-    pruned, sealed = folder + _PRUNED in there, folder + _MANIFEST in there
+    # In a pruned step, the files that the commits name are expected to be missing.
+    pruned = folder + _PRUNED in there
     commits = [info.key for info in infos if _is_commit(info.key)]
     before = report.found
     _check_training(store, folder, there, list(left), report)
@@ -184,8 +177,7 @@ def _checked(
             break
         with report.parsing(key):
             names = _names(store, key)
-            optional = pruned or (sealed and "/rollout/" in key)
-            lost = [] if optional else [name for name in names - there if store.size(name) is None]
+            lost = [] if pruned else [name for name in names - there if store.size(name) is None]
             if lost and store.size(key) is not None:  # a trainer may have just removed the policy
                 raise CorruptObjectError(
                     f"{key}: it names {min(lost)}, which does not exist; {folder} is not swept"
@@ -203,7 +195,7 @@ def _check_training(
         return
     if any(key.startswith(folder + "training/") for key in candidates):
         with report.parsing(folder + _TRAINING_SET):
-            if read_header(store, folder + _MANIFEST).body.get("training"):
+            if read_commit(store, folder + _MANIFEST).get("training"):
                 raise CorruptObjectError(
                     f"{folder}{_TRAINING_SET}: no such object, but the step was trained; {folder} "
                     "is not swept"
@@ -231,46 +223,33 @@ def _unnamed_inputs(store: Store, old: _Old, report: Report) -> Iterator[ObjectI
     if not left:
         return
     before = report.found
-    run = None
-    with report.noting(keys.run_json()):
-        run = find_signed_description(store)
-    if run is None:
+    if store.size(keys.run_json()) is None:
         return
-    for key, files in staged_files(store, run, report):
-        for file in files:
-            if file.key not in left and store.size(file.key) is None:
-                report.add(
-                    key, f"it names {file.key}, which does not exist; {keys.inputs()} is not swept"
-                )
-            left.pop(file.key, None)
+    with report.noting(keys.run_json()):
+        for key, files in staged_files(store):
+            for file in files:
+                if file.key not in left and store.size(file.key) is None:
+                    text = f"it names {file.key}, which does not exist"
+                    report.add(key, f"{text}; {keys.inputs()} is not swept")
+                left.pop(file.key, None)
     for info in store.list(keys.policies()) if left else ():
         if _is_commit(info.key):
             with report.parsing(info.key):
                 for name in _names(store, info.key):
                     left.pop(name, None)
-    for key, text in lost_amendments(store).items() if left else ():
-        report.add(key, f"{text}; {keys.inputs()} is not swept")
     if report.found == before:
         yield from left.values()
 
 
 def _names(store: Store, key: str) -> set[str]:
     """Return the keys of the files, shares and commits that a commit object names."""
-    if _NAME_NOTHING.fullmatch(key.rpartition("/")[2]) or _TAKEN_OVER.match(key):
+    if _NAME_NOTHING.fullmatch(key.rpartition("/")[2]):
         return set()
-    body: dict[str, Any] | None
-    if key.startswith(keys.steps()):
-        body = read_header(store, key).body  # checked against its own digest
-    else:
-        body = find_commit(store, key)
+    body = find_commit(store, key)
     if body is None:  # removed since it was listed
         return set()
-    named = {file["key"] for file in (*body["files"], *body.get("tensors", ()))}
-    if key.endswith("/" + _TRAINING_SET):
-        for commit in body["commits"]:
-            files = read_header(store, commit["key"]).files
-            named |= {commit["key"], *(file.data.key for file in files)}
-    return named.union(*({ref["key"], ref["commit"]} for ref in body.get("data", ())))
+    lists = (body["files"], body.get("tensors", ()), body.get("data", ()))
+    return {file["key"] for files in lists for file in files}
 
 
 def _is_commit(key: str) -> bool:

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 
 from pipeline.rl.estimator_table import ESTIMATORS
-from pipeline.rl.estimators.reward_kl import StepKl, next_coefficient
 from pipeline.rl.estimators.types import OneRank, Rollouts
-from pipeline.rl.losses.kl import kl_estimate
+from pipeline.rl.kl import StepKl, kl_estimate, next_coefficient
 from scripts.compare_with_verl.batch import Batch, Row, apart, tensor
 
 

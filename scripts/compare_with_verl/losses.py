@@ -11,8 +11,8 @@ from pipeline.rl.estimators.types import OneRank
 from pipeline.rl.loss_table import LOSSES
 from pipeline.rl.losses.aggregate import aggregation
 from pipeline.rl.losses.choice import Choice
+from pipeline.rl.losses.formulas import value_loss
 from pipeline.rl.losses.types import LossTokens
-from pipeline.rl.value_loss import value_loss
 from scripts.compare_with_verl.batch import Array, Batch, Row, apart, tensor
 
 MODES = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")

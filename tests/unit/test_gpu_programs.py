@@ -110,7 +110,7 @@ def test_on_gpus_one_attention_backend_serves_all_families(monkeypatch: pytest.M
 def test_the_test_of_the_engine_imports_no_adapter_for_the_cpu(monkeypatch: pytest.MonkeyPatch):
     """vLLM's GPU build lacks modules that the adapter imports."""
     name = "tests.integration.rollout.test_engine"
-    monkeypatch.setitem(sys.modules, "operators.rollout.cpu_vllm", None)
+    monkeypatch.setitem(sys.modules, "operators.cpu.vllm_build", None)
     monkeypatch.delitem(sys.modules, name, raising=False)
     assert importlib.import_module(name).SETTINGS.engine_kwargs.vllm["num_gpu_blocks_override"]
 
@@ -137,7 +137,7 @@ def test_packing_is_measured_with_enough_work_for_the_device(
         found.update(widths)
         return folder
 
-    monkeypatch.setattr(training.cpu_megatron, "ON_CPU", on_cpu)
+    monkeypatch.setattr(training.without_cuda, "ON_CPU", on_cpu)
     monkeypatch.setattr(training, "measure", measure)
     monkeypatch.setattr(tiny_models, "make_tiny", make_tiny)
     monkeypatch.setattr(sys, "argv", ["training"])

@@ -27,6 +27,7 @@ ALIKE = {
     "problems": "problems with settings; problems with stored objects",
     "rows": "rows written; rows read",
     "tokenizer": "text to tokens before a run; tokens to text after it",
+    "traces": "the commands; the public functions",
     "training": "parts of a training set: written, read, verified",
     "types": "the dataclasses of a package",
     "weights": "a policy's tensors: their digest; their names in HF files and in Megatron",

@@ -9,6 +9,9 @@ from vllm.v1.engine.llm_engine import LLMEngine
 __version__: str
 _R = TypeVar("_R")
 
+class EngineArgs:
+    model: str
+
 class LLM:
     llm_engine: LLMEngine
     model_config: ModelConfig

@@ -30,7 +30,7 @@ import numpy.typing as npt
 
 from operators.training.batches.balance import bins, cut_evenly
 from operators.training.batches.hashing import hashes, salt
-from operators.training.batches.zigzag import sequence_multiple
+from operators.zigzag import sequence_multiple
 
 LENGTH_MULTIPLE = 8
 """Padded lengths are multiples of this number, so that shapes repeat and suit tensor cores."""

@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from operators.training.batches.layout import MicroRows
-from operators.training.batches.zigzag import ALL, Zigzag, sequence_multiple
+from operators.zigzag import ALL, Zigzag, sequence_multiple
 from pipeline.model.geometry import Geometry
 from pipeline.traces.format.types import Routes, Sample, TraceError
 

@@ -24,8 +24,7 @@ from pipeline.errors import InputError
 from pipeline.model.geometry import Geometry
 from pipeline.store import Store
 from pipeline.traces import Manifest, RouteStream, SampleStream, SealedManifest
-from pipeline.traces.format.manifest import Commits
-from pipeline.traces.format.shard_rows import BASELINE
+from pipeline.traces.format.manifest import BASELINE
 
 _COLUMNS = (
     *("group", "policy_version", "prompt_length", "response_length"),
@@ -141,10 +140,9 @@ def load_step(
     layout, logprob_layout = layouts[of_pass["update"]], layouts[of_pass["log_prob"]]
     rows = logprob_layout.rows(dp_rank)
     manifest = sealed.select(rows)
-    commits = Commits(store)
     routes = None
     if replays and geometry is not None:
-        routes = RouteStream(store, manifest, geometry.layers, commits)
+        routes = RouteStream(store, manifest, geometry.layers)
     rewards_N = trained_rewards(columns)
     return StepData(
         manifest=manifest,
@@ -158,7 +156,7 @@ def load_step(
         if "values" in of_pass
         else None,
         ids=dict(zip(rows.tolist(), manifest.ids, strict=True)),
-        samples=SampleStream(store, manifest, commits),
+        samples=SampleStream(store, manifest),
         untrained=frozenset(np.array(manifest.ids, object)[np.isnan(rewards_N[rows])]),
         routes=routes,
     )

@@ -25,8 +25,8 @@ from mbridge.models.qwen3moe import Qwen3MoEBridge
 from megatron.core.transformer import MLATransformerConfig
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
-from operators.training.megatron.cpu_megatron import ON_CPU
-from operators.training.megatron.local_layers import local_block_spec
+from operators.cpu import without_cuda
+from operators.cpu.layers import local_block_spec
 
 HfConfig = Any
 """A transformers config."""
@@ -38,7 +38,7 @@ class _Corrected(LLMBridge):
     def _get_transformer_layer_spec(
         self, vp_stage: int | None = None
     ) -> TransformerBlockSubmodules:
-        if not ON_CPU:
+        if not without_cuda.ON_CPU:
             return super()._get_transformer_layer_spec(vp_stage)
         self.has_vp_stage = True
         return local_block_spec(self.config, vp_stage)

@@ -17,9 +17,12 @@ from megatron.core import parallel_state
 from safetensors import safe_open
 from torch.distributed import ProcessGroup
 
-from operators.training.megatron.local_layers import NamedForBridge
 from operators.training.megatron.model import LoadedModel
-from operators.training.megatron.weights import of_untrained_layer, weight_files
+from operators.training.megatron.weights import (
+    NamedForBridge,
+    of_untrained_layer,
+    weight_files,
+)
 from pipeline.policies.weights import TensorPlace
 
 _CODES = {

@@ -9,6 +9,7 @@ from typing import cast
 
 import torch
 from mbridge.core.llm_bridge import LLMBridge
+from mbridge.core.parallel_states import ParallelStates
 from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.models.gpt.gpt_model import GPTModel
@@ -19,15 +20,22 @@ from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.moe.router import TopKRouter
 from transformers import AutoConfig
 
-from operators.training.megatron import cpu_megatron
+from operators.cpu import without_cuda
 from operators.training.megatron.bridges import BRIDGES, HfConfig
-from operators.training.megatron.optimizer import wrap_for_training
+from operators.training.megatron.optimizer import optimizer_config, wrap_for_training
 from operators.training.megatron.patched import count_tokens_without_padding
 from operators.training.megatron.value_head import with_value_head
 from operators.training.megatron.weights import load_weights
 from pipeline.config.actor import Actor
-from pipeline.config.rules.overrides import override_problems
-from pipeline.config.rules.transformer_rules import MEGATRON, OVERRIDE, field_problems
+from pipeline.config.rules.layout import expert_tensor_parallel_size
+from pipeline.config.rules.overrides import (
+    MEGATRON,
+    OVERRIDE,
+    TRANSFORMER,
+    refused_fields,
+    unknown_fields,
+)
+from pipeline.config.rules.transformer_rules import field_problems
 from pipeline.errors import InputError
 from pipeline.model.families import training_problems
 from pipeline.model.fields import complete, missing_fields, value_problems
@@ -108,6 +116,24 @@ def _load(folder: Path, actor: Actor, value_seed: int | None = None) -> LoadedMo
     return LoadedModel(chunks, bridge.config, bridge)
 
 
+def check_fields(folder: Path, actor: Actor) -> None:
+    """Build Megatron-core's settings for an HF folder as a rank would, without other ranks.
+
+    Raises InputError if Megatron-core refuses their combination.
+    """
+    megatron = actor.megatron
+    layout = ParallelStates(
+        tp_size=megatron.tensor_model_parallel_size,
+        pp_size=megatron.pipeline_model_parallel_size,
+        vpp_size=megatron.virtual_pipeline_model_parallel_size,
+        cp_size=megatron.context_parallel_size,
+        ep_size=megatron.expert_model_parallel_size,
+        etp_size=expert_tensor_parallel_size(megatron),
+    )
+    _make_bridge(folder, actor, None, layout)
+    optimizer_config(actor)
+
+
 def routers(model: LoadedModel) -> dict[int, TopKRouter]:
     """Return this rank's MoE routers, keyed by their layer's index in the model (from 0).
 
@@ -130,11 +156,13 @@ def bare(chunk: torch.nn.Module) -> GPTModel:
     return cast(GPTModel, chunk)
 
 
-def _make_bridge(folder: Path, actor: Actor, tied: bool | None) -> LLMBridge:
+def _make_bridge(
+    folder: Path, actor: Actor, tied: bool | None, layout: ParallelStates | None = None
+) -> LLMBridge:
     """Create the bridge for a model.
 
     `tied` determines whether the output layer shares the embedding's weight; None keeps the
-    config's setting.
+    config's setting. `layout` is None for the layout of the process groups.
     """
     hf = _read_config(folder)
     if tied is not None:
@@ -152,7 +180,11 @@ def _make_bridge(folder: Path, actor: Actor, tied: bool | None) -> LLMBridge:
     hf.rope_theta = hf.rope_parameters["rope_theta"]
     of_family = BRIDGES[hf.model_type]
     overrides = actor.megatron.override_transformer_config
-    if problems := list(override_problems(overrides)):
+    problems = [
+        *refused_fields(TRANSFORMER, overrides),
+        *unknown_fields(TRANSFORMER, TransformerConfig, overrides),
+    ]
+    if problems:
         raise InputError(problems)
     settings = {
         **of_family.settings(hf),
@@ -163,13 +195,13 @@ def _make_bridge(folder: Path, actor: Actor, tied: bool | None) -> LLMBridge:
         "moe_router_bias_update_rate": 0.0,
         **overrides,
     }
-    if cpu_megatron.ON_CPU:
-        ignored = sorted(k for k, v in overrides.items() if cpu_megatron.SETTINGS.get(k, v) != v)
+    if without_cuda.ON_CPU:
+        ignored = sorted(k for k, v in overrides.items() if without_cuda.SETTINGS.get(k, v) != v)
         if ignored:
             _log.warning("%s: on CPU, fixed values replace %s", OVERRIDE, ", ".join(ignored))
-        settings |= cpu_megatron.SETTINGS
+        settings |= without_cuda.SETTINGS
     try:
-        bridge = of_family.make(hf, dtype=_DTYPES[actor.megatron.dtype])
+        bridge = of_family.make(hf, _DTYPES[actor.megatron.dtype], layout)
         bridge.set_extra_args(**settings)
     except (AssertionError, TypeError, ValueError) as error:
         raise InputError(
@@ -224,7 +256,7 @@ def _make_chunks(bridge: LLMBridge, changes: list[Callable[..., None]]) -> list[
         )
         for parameter in chunk.parameters():
             set_defaults_if_not_set_tensor_model_parallel_attributes(parameter)
-        if not cpu_megatron.ON_CPU:
+        if not without_cuda.ON_CPU:
             chunk.cuda(torch.cuda.current_device())
         chunks.append(Float16Module(bridge.config, chunk) if bridge.config.bf16 else chunk)
     return chunks

@@ -20,11 +20,12 @@ from megatron.core.optimizer import (
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.transformer import TransformerConfig
 
-from operators.training.megatron import cpu_megatron
+from operators.cpu import without_cuda
 from pipeline.config.actor import Actor
 from pipeline.config.optim import Optim
 from pipeline.config.rules.cuda import cuda_problems
-from pipeline.config.rules.megatron_options import option_problems, precision_aware
+from pipeline.config.rules.overrides import DDP, OPTIMIZER, unknown_fields
+from pipeline.config.rules.precision import option_problems, precision_aware
 from pipeline.config.rules.rates import OPTIM
 from pipeline.errors import InputError
 
@@ -53,8 +54,12 @@ def wrap_for_training(
     Raises:
         InputError: Megatron-core refuses an option, or this device does not support it.
     """
-    problems = option_problems(actor)
-    if cpu_megatron.ON_CPU:
+    problems = [
+        *option_problems(actor),
+        *unknown_fields(OPTIMIZER, OptimizerConfig, actor.optim.override_optimizer_config),
+        *unknown_fields(DDP, DistributedDataParallelConfig, actor.megatron.override_ddp_config),
+    ]
+    if without_cuda.ON_CPU:
         problems += cuda_problems(actor)
     if problems:
         raise InputError(problems)

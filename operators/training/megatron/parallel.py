@@ -9,10 +9,10 @@ from megatron.core import parallel_state
 from megatron.core.tensor_parallel.random import initialize_rng_tracker
 from torch.distributed import ProcessGroup, distributed_c10d
 
+from operators.cpu import without_cuda
 from operators.training.agree import await_ranks, drop_group, make_group
 from operators.training.batches.micro_batch import Slice
-from operators.training.batches.zigzag import Zigzag
-from operators.training.megatron import cpu_megatron
+from operators.zigzag import Zigzag
 from pipeline.config.actor import Megatron
 from pipeline.config.launch import Launch
 from pipeline.config.rules.layout import expert_tensor_parallel_size, size_problems
@@ -94,13 +94,13 @@ def start(megatron: Megatron, limits: Limits | None = None) -> RankPosition:
 
     Raises InputError if the layout does not fit the ranks.
     """
-    cpu_megatron.adapt()
+    without_cuda.adapt()
     limits = limits or limits_of(Launch())
     if not torch.distributed.is_initialized():
-        if not cpu_megatron.ON_CPU:
+        if not without_cuda.ON_CPU:
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         torch.distributed.init_process_group(
-            "gloo" if cpu_megatron.ON_CPU else "nccl", timeout=timedelta(seconds=limits.store_s)
+            "gloo" if without_cuda.ON_CPU else "nccl", timeout=timedelta(seconds=limits.store_s)
         )
         make_group(limits.store_s)
         # All ranks have joined. From here on, only collectives in passes use this group.

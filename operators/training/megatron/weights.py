@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -11,13 +11,50 @@ from megatron.core import parallel_state
 from megatron.core.models.gpt.gpt_model import GPTModel
 from safetensors import safe_open
 
+from operators.cpu import without_cuda
+from operators.cpu.layers import bridge_names
 from operators.training.megatron import value_head
-from operators.training.megatron.local_layers import NamedForBridge
 from pipeline.errors import InputError
 
 _INDEX = "model.safetensors.index.json"
 _OUTPUT = "lm_head.weight"
 """The output layer's weight in an HF folder; absent if the embeddings are tied."""
+
+
+class NamedForBridge:
+    """A model chunk whose parameters have the names that mbridge expects.
+
+    mbridge decides from these names alone how to split, gather and rename tensors, so its tensor-
+    and expert-parallel code works unchanged on local layers. The object keeps the state dict,
+    because mbridge reads it once per weight. Building it again for each weight would take quadratic
+    time in total, on a GPU as well as on a CPU.
+    """
+
+    def __init__(self, model: GPTModel, left_out: Collection[str] = ()) -> None:
+        """Hide the parameters named in `left_out` from the bridge."""
+        self.decoder = model.decoder
+        self._model = model
+        state = {
+            name: tensor
+            for name, tensor in model.state_dict().items()
+            if "_extra_state" not in name and name not in left_out
+        }
+        self._names = (
+            bridge_names(list(state)) if without_cuda.ON_CPU else {name: name for name in state}
+        )
+        self._state = {self._names[name]: tensor for name, tensor in state.items()}
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Return the tensors under mbridge's names; they share memory with the model."""
+        return self._state
+
+    def named_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        """Return the parameters under mbridge's names."""
+        return (
+            (self._names[name], parameter)
+            for name, parameter in self._model.named_parameters()
+            if name in self._names
+        )
 
 
 def load_weights(

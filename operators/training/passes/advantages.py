@@ -19,9 +19,8 @@ from operators.training.errors import UpdateError
 from operators.training.rank import Rank
 from pipeline.rl.custom import from_sigterm, shown
 from pipeline.rl.estimator_table import ESTIMATORS, needs_baseline
-from pipeline.rl.estimators.reward_kl import StepKl, step_kl
 from pipeline.rl.estimators.types import Estimate, EstimatorFunction, Floats, Ranks, Rollouts
-from pipeline.rl.losses.kl import kl_estimate
+from pipeline.rl.kl import StepKl, kl_estimate, step_kl
 
 _ESTIMATOR = "algorithm.adv_estimator"
 

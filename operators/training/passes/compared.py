@@ -28,8 +28,8 @@ from operators.training.passes.corrected import (
 from operators.training.passes.flat import BySample, joined, split
 from operators.training.passes.logprob_pass import LogProbs
 from operators.training.rank import Rank
-from pipeline.rl.corrections.tally import Tally
-from pipeline.rl.estimators.reward_kl import StepKl
+from pipeline.rl.kl import StepKl
+from pipeline.rl.moments import Tally
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from operators.training.passes.logprob_pass import LogProbs
 from operators.training.passes.share import of_all_ranks
 from operators.training.rank import Rank
 from pipeline.rl.corrections.apply import Corrected, Sampled, correct, normalized
-from pipeline.rl.corrections.tally import Tally
+from pipeline.rl.moments import Tally
 
 Masks = Mapping[str, npt.NDArray[np.bool_]]
 

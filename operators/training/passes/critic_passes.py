@@ -32,8 +32,8 @@ from operators.training.replay.counts import Counts, added, counts_of
 from operators.training.replay.hooks import Replayer, bound
 from pipeline import progress
 from pipeline.rl.losses.aggregate import aggregation
+from pipeline.rl.losses.formulas import value_loss
 from pipeline.rl.losses.types import Samples
-from pipeline.rl.value_loss import value_loss
 from pipeline.traces.format.types import Routes
 
 logger = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ import torch
 from operators.training.batches.micro_batch import ResponseTokens
 from operators.training.errors import UpdateError
 from pipeline.rl.custom import from_sigterm, shown
-from pipeline.rl.losses.ratio import log_ratio
+from pipeline.rl.losses.formulas import log_ratio
 from pipeline.rl.losses.types import LossFunction, LossSettings, LossTokens, PolicyLoss
 
 OWN_REPORTS = frozenset({"tokens", "divisor", "entropy", "policy", "kl"})

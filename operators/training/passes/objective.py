@@ -9,10 +9,10 @@ import torch
 
 from pipeline.config.actor import Actor
 from pipeline.config.tree import RunConfig
+from pipeline.rl.kl import kl_estimate
 from pipeline.rl.loss_table import LOSSES, Loss
 from pipeline.rl.losses.aggregate import AggregationMode, Totals, aggregation
-from pipeline.rl.losses.kl import kl_estimate
-from pipeline.rl.losses.reinforce import reinforce
+from pipeline.rl.losses.formulas import reinforce
 from pipeline.rl.losses.types import LossFunction, LossTokens, Samples
 
 Report = dict[str, torch.Tensor]

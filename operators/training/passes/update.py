@@ -39,7 +39,7 @@ from operators.training.replay.hooks import Replayer, bound
 from pipeline import progress
 from pipeline.config.optim import Optim
 from pipeline.config.rules.rates import OPTIM
-from pipeline.rl.corrections.tally import Tally
+from pipeline.rl.moments import Tally
 from pipeline.traces.format.types import Routes
 
 logger = logging.getLogger(__name__)

@@ -36,10 +36,10 @@ from pipeline.policies.publish import (
     write_weights,
 )
 from pipeline.policies.tensors import StoredTensor, share_body
-from pipeline.policies.versions import WEIGHTS, Difference, stored_digest, weights_of
+from pipeline.policies.versions import WEIGHTS, Difference
 from pipeline.policies.weights import INDEX, SUFFIX, Tensor, tensors_digest
 from pipeline.run import keys
-from pipeline.run.commit import DataFile, find_commit, new_write_id, put_file, sha256
+from pipeline.run.commit import DataFile, new_write_id, put_file, sha256
 from pipeline.run.shares import await_shares, write_share
 from pipeline.store import Store
 
@@ -250,7 +250,7 @@ class Publisher:
         if dist.get_rank() == 0:
             self._background.submit(
                 f"comparing policy {version}",
-                lambda: then(compared(self._store, version, known, ours, _NO_EXPORT)),
+                lambda: then(compared(version, known, ours, _NO_EXPORT)),
             )
 
     def _submit_upload(self, version: int, upload: Callable[[], None]) -> None:
@@ -304,31 +304,25 @@ class Publisher:
         committed, policy = commit_shares(self._store, version, shares, write_id, difference)
         ours = str(policy.weights_sha256)
         metrics: Metrics = {"policy/bytes": policy.size}
-        stored = compared(self._store, version, stored_digest(committed.body), ours, metrics)
+        stored = compared(version, committed.body[WEIGHTS], ours, metrics)
         own = _Base(version, ours, version if base is None else base.whole)
         return stored, own if committed.ours else None
 
 
-def compared(store: Store, version: int, known: str, ours: str, metrics: Metrics) -> Stored:
+def compared(version: int, known: str, ours: str, metrics: Metrics) -> Stored:
     """Compare the digest of a stored version with the digest of this trainer's weights.
 
     If the weights differ, log a warning.
 
     Args:
-        store: The store of the run.
         version: The policy version.
-        known: The digest of the stored version. If an older trainer stored a digest of files
-            instead, the weights digest is computed from the stored weights.
+        known: The weights digest of the stored version.
         ours: The digest of this trainer's weights.
         metrics: Metrics of the export, for the result.
 
     Returns:
         Both weights digests, and the metrics.
     """
-    if known != ours:
-        body = find_commit(store, keys.policy(version))
-        if body is not None and WEIGHTS not in body and stored_digest(body) == known:
-            known = weights_of(store, version)
     if known != ours:
         logger.warning(
             "policy %d has digest %s in the store, but training its step again gave %s; rollouts "

@@ -57,7 +57,7 @@ def _head(settings: SortedSettings, origin: str, notes: Sequence[str]) -> Iterat
     yield f"{IMPORTED} {origin}."
     decide = f"Undecided settings (marked TODO): {todos}" if todos else "Undecided settings: 0"
     yield from _comment(
-        f"Settings: {len(settings.kept)}. Settings without effect here (listed at the end): "
+        f"Settings: {len(settings.kept)}. Settings that are not taken over (listed at the end): "
         f"{dropped}. {decide}. docs/config.md explains all keys."
     )
     for note in notes:
@@ -118,7 +118,7 @@ def _shown(value: Any) -> str:
 def _tail(ignored: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     if ignored:
         yield ""
-        yield "# Left out because they have no effect here:"
+        yield "# Left out:"
     for reason, settings in ignored.items():
         # Hydra's `_target_` entries, which name classes, would make up half of the list.
         shown = [f"{k}={_yaml(v)}" for k, v in settings.items() if not k.endswith("_target_")]

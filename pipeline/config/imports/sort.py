@@ -8,7 +8,7 @@ from typing import Any
 from pipeline.config.keys import all_keys
 from pipeline.config.reading.load import LoadedConfig, load_config
 from pipeline.config.reading.spellings import our_spelling
-from pipeline.config.reading.verl import find_foreign
+from pipeline.config.reading.verl import UNUSED, find_foreign
 from pipeline.config.rules.replay import sampling_problems
 from pipeline.errors import InputError
 
@@ -67,7 +67,8 @@ def sort_settings(settings: Mapping[str, Any]) -> SortedSettings:
         if foreign is None and _is_ours(ours):
             result.kept[ours] = value
         else:
-            reason = foreign.reason if foreign is not None else "accepted, but without effect"
+            note = "accepted, but without effect" if foreign is None else foreign.note
+            reason = note.removeprefix("ignored; ")
             result.ignored.setdefault(reason, {})[key] = value
     loaded = _loaded(result)
     if loaded is not None:
@@ -93,10 +94,20 @@ def _by_key(texts: Iterable[str]) -> dict[str, str]:
 
 
 def _take_out(result: SortedSettings, key: str, value: Any, text: str) -> None:
-    if value is None:
+    if _has_no_counterpart(key, text):
+        result.ignored.setdefault(UNUSED, {})[key] = value
+    elif value is None:
         result.ignored.setdefault("null, which means not set", {})[key] = value
     else:
         result.refused[key] = (value, _VALUE.sub("", text))
+
+
+def _has_no_counterpart(key: str, text: str) -> bool:
+    """Return whether a key is unknown here, and no setting of the same name exists elsewhere."""
+    if not text.startswith("unknown key"):
+        return False
+    suggested = text.partition("did you mean ")[2].rstrip("?")
+    return suggested.rpartition(".")[2] != key.rpartition(".")[2]
 
 
 def _problems(settings: Mapping[str, Any]) -> dict[str, str]:

@@ -12,12 +12,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from pipeline.config.dotted import ABSENT, get, is_interpolated, leaves, put, take
-from pipeline.config.reading.foreign import IGNORED, Foreign
 from pipeline.config.reading.problems import problems_of, wrong_key
 from pipeline.config.reading.read import read_file, read_mapping, read_override, read_pair
 from pipeline.config.reading.spellings import one_spelling, plain_values
 from pipeline.config.reading.undecided import undecided
-from pipeline.config.reading.verl import find_foreign
+from pipeline.config.reading.verl import Foreign, find_foreign
 from pipeline.config.tree import RunConfig
 from pipeline.errors import InputError
 
@@ -29,7 +28,7 @@ class LoadedConfig:
     config: RunConfig
     notes: tuple[str, ...]
     """Notes on values that are not used as written, and one note for each reason why keys are
-    ignored."""
+    ignored or not taken over."""
 
 
 class SettingsError(InputError):
@@ -138,7 +137,7 @@ def _take_out_interpolated(
     `settings`.
     """
     ours = {key: value for key, value in leaves(settings) if is_interpolated(value)}
-    theirs = [one for one in foreign if is_interpolated(one[1]) and one[2].concern not in IGNORED]
+    theirs = [one for one in foreign if is_interpolated(one[1]) and not one[2].ignored]
     for one in theirs:
         foreign.remove(one)
     found = ours | {key: value for key, value, _ in theirs}
@@ -159,10 +158,10 @@ def _notes_on(foreign: list[tuple[str, Any, Foreign]], problems: list[str]) -> l
     ignored: dict[str, list[str]] = {}
     for key, value, entry in foreign:
         if entry.accepts(value):
-            ignored.setdefault(entry.reason, []).append(key)
+            ignored.setdefault(entry.note, []).append(key)
         else:
             problems.append(f"{key}: found {value!r}; {entry.refusal}")
-    return [f"{_shorten(names)}: ignored; {reason}" for reason, names in ignored.items()]
+    return [f"{_shorten(names)}: {note}" for note, names in ignored.items()]
 
 
 def _disagreements(config: RunConfig, foreign: list[tuple[str, Any, Foreign]]) -> list[str]:

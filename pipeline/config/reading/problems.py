@@ -1,14 +1,13 @@
 """Pydantic's errors as sentences: the key, the value found, the values expected and the fix."""
 
 import difflib
-import typing
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails, PydanticUndefined
 
-from pipeline.config.keys import Key, all_keys, named_in
+from pipeline.config.keys import Key, all_keys, literals, named_in
 from pipeline.config.reading.hints import EMPTY_HINTS, HINTS, NEAREST, REFUSED_VALUES
 from pipeline.errors import shown
 
@@ -208,10 +207,4 @@ def _fix_of_text(key: Key, value: str) -> str | None:
 def _allowed(key: Key) -> list[str]:
     """Return the texts that a setting with a fixed choice accepts; none for other settings."""
     table = named_in(key.field)
-    return list(table.table) if table else _literals(key.field.annotation)
-
-
-def _literals(annotation: Any) -> list[str]:
-    if typing.get_origin(annotation) is Literal:
-        return [str(value) for value in typing.get_args(annotation)]
-    return [text for part in typing.get_args(annotation) for text in _literals(part)]
+    return list(table.table) if table else literals(key.field.annotation)

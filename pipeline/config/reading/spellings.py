@@ -11,7 +11,7 @@ from pydantic_core import PydanticUndefined
 
 from pipeline.config.dotted import ABSENT, get, leaves, put, take
 from pipeline.config.keys import all_keys
-from pipeline.config.reading.verl import ALIASES
+from pipeline.config.reading.verl_keys import ALIASES
 from pipeline.errors import InputError
 
 _OPTIMS = ("actor_rollout_ref.actor.optim", "critic.optim")

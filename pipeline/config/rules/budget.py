@@ -6,9 +6,10 @@ As in verl, the actor's settings apply to a pass that does not have separate set
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from pipeline.config.critic import over_actor
+from pydantic import BaseModel
+
 from pipeline.config.tree import RunConfig
 
 Pass = Literal["update", "log_prob", "reference", "critic_update", "values"]
@@ -46,46 +47,31 @@ def passes_of(config: RunConfig) -> tuple[Pass, ...]:
 
 def budget(config: RunConfig, of: Pass) -> Budget:
     """Return the limits of a pass."""
-    if of in OF_CRITIC:
-        return _of_critic(config, of)
-    actor = config.actor_rollout_ref.actor
-    samples, tokens = actor.ppo_micro_batch_size_per_gpu, actor.ppo_max_token_len_per_gpu
-    dynamic = actor.use_dynamic_bsz
-    tokens_key, dynamic_key = f"{_ACTOR}.ppo_max_token_len_per_gpu", f"{_ACTOR}.use_dynamic_bsz"
-    if of != "update":
-        ref, rollout = config.actor_rollout_ref.ref, config.actor_rollout_ref.rollout
-        own = ref if of == "reference" else rollout
-        if own.log_prob_micro_batch_size_per_gpu is not None:
-            samples = own.log_prob_micro_batch_size_per_gpu
-        if own.log_prob_max_token_len_per_gpu is not None:
-            tokens = own.log_prob_max_token_len_per_gpu
-            tokens_key = f"{_OWN[of]}.log_prob_max_token_len_per_gpu"
-        if own.log_prob_use_dynamic_bsz is not None:
-            dynamic = own.log_prob_use_dynamic_bsz
-            dynamic_key = f"{_OWN[of]}.log_prob_use_dynamic_bsz"
-    tokens *= actor.megatron.context_parallel_size  # as in verl, the setting is for one GPU
-    return Budget(
-        None if dynamic else samples, tokens if dynamic else None, tokens_key, dynamic_key
-    )
+    policy = config.actor_rollout_ref
+    actor, critic = (_ACTOR, policy.actor, "ppo"), ("critic", config.critic, "ppo")
+    groups: dict[Pass, list[tuple[str, BaseModel, str]]] = {
+        "update": [actor],
+        "log_prob": [(_OWN["log_prob"], policy.rollout, "log_prob"), actor],
+        "reference": [(_OWN["reference"], policy.ref, "log_prob"), actor],
+        "critic_update": [critic, actor],
+        "values": [("critic", config.critic, "forward"), critic, actor],
+    }
 
+    def first(name: str) -> tuple[str, Any]:
+        """Return the key and value of the first group's setting that is not null."""
+        for key, group, prefix in groups[of]:
+            for full in (f"{prefix}_{name}", name):
+                if (value := getattr(group, full, None)) is not None:
+                    return f"{key}.{full}", value
+        raise AssertionError(name)  # the actor's settings are never null
 
-def _of_critic(config: RunConfig, of: Pass) -> Budget:
-    critic = config.critic
-    settings = over_actor(critic, config.actor_rollout_ref.actor)
-    samples, tokens = settings.ppo_micro_batch_size_per_gpu, settings.ppo_max_token_len_per_gpu
-    tokens_key = "critic.ppo_max_token_len_per_gpu"
-    if of == "values":
-        samples = critic.forward_micro_batch_size_per_gpu or samples
-        if critic.forward_max_token_len_per_gpu is not None:
-            tokens = critic.forward_max_token_len_per_gpu
-            tokens_key = "critic.forward_max_token_len_per_gpu"
-    tokens *= settings.megatron.context_parallel_size
-    dynamic = settings.use_dynamic_bsz
-    inherited = critic.use_dynamic_bsz is None
-    dynamic_key = f"{_ACTOR}.use_dynamic_bsz" if inherited else "critic.use_dynamic_bsz"
-    return Budget(
-        None if dynamic else samples, tokens if dynamic else None, tokens_key, dynamic_key
-    )
+    dynamic_key, dynamic = first("use_dynamic_bsz")
+    tokens_key, tokens = first("max_token_len_per_gpu")
+    if not dynamic:
+        return Budget(first("micro_batch_size_per_gpu")[1], None, tokens_key, dynamic_key)
+    # As in verl, the setting is for one GPU.
+    ranks = policy.actor.megatron.context_parallel_size
+    return Budget(None, tokens * ranks, tokens_key, dynamic_key)
 
 
 def budget_problems(config: RunConfig) -> list[str]:

@@ -8,22 +8,24 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from pipeline.config.rules.activation_rules import activation_notes, activation_problems
 from pipeline.config.rules.algorithms.corrections import correction_notes, correction_problems
 from pipeline.config.rules.algorithms.critics import critic_notes, critic_problems
 from pipeline.config.rules.algorithms.estimators import estimator_notes, estimator_problems
 from pipeline.config.rules.budget import budget_notes, budget_problems
 from pipeline.config.rules.cuda import cpu_engine_problems, cuda_notes, cuda_problems
-from pipeline.config.rules.engine_arguments import engine_problems
 from pipeline.config.rules.groups import group_problems, sampled_at_once
 from pipeline.config.rules.layout import layout_problems
 from pipeline.config.rules.losses import loss_notes, loss_problems
-from pipeline.config.rules.megatron_options import option_problems
-from pipeline.config.rules.overrides import override_problems
+from pipeline.config.rules.overrides import ENGINE, TRANSFORMER, refused_fields
 from pipeline.config.rules.pods import InstalledGpus, gpu_problems
+from pipeline.config.rules.precision import option_problems
 from pipeline.config.rules.rates import rate_notes, rate_problems
 from pipeline.config.rules.replay import replay_notes, replay_problems, sampling_problems
-from pipeline.config.rules.transformer_rules import field_problems, intended_fields
+from pipeline.config.rules.transformer_rules import (
+    field_problems,
+    intended_fields,
+    recompute_notes,
+)
 from pipeline.config.tree import RunConfig
 from pipeline.errors import InputError
 from pipeline.model.families import FAMILIES, moe_geometry, rope_type, training_problems
@@ -81,13 +83,12 @@ def config_problems(
     problems += replay_problems(config, hf_config, geometry)
     problems += sampling_problems(config)
     problems += layout_problems(config, hf_config, geometry)
-    problems += override_problems(megatron.override_transformer_config)
-    problems += activation_problems(megatron)
+    problems += refused_fields(TRANSFORMER, megatron.override_transformer_config)
     problems += option_problems(config.actor_rollout_ref.actor)
     if config.trainer.device == "cpu":
         problems += cuda_problems(config.actor_rollout_ref.actor)
         problems += cpu_engine_problems(config, hf_config, geometry)
-    problems += engine_problems(config.actor_rollout_ref.rollout.engine_kwargs.vllm)
+    problems += refused_fields(ENGINE, config.actor_rollout_ref.rollout.engine_kwargs.vllm)
     fields = intended_fields(megatron, hf_config, geometry)
     problems += field_problems(fields, config.actor_rollout_ref.actor.router_replay)
     if hf_config is not None:
@@ -103,7 +104,7 @@ def config_notes(config: RunConfig) -> list[str]:
         *replay_notes(config),
         *rate_notes(config.actor_rollout_ref.actor.optim, config.trainer.total_training_steps),
         *loss_notes(config.actor_rollout_ref.actor),
-        *activation_notes(megatron),
+        *recompute_notes(megatron),
         *budget_notes(config),
         *critic_notes(config),
         *_reference_notes(config),

@@ -4,30 +4,31 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pipeline.config.actor import Actor, Megatron
-from pipeline.config.rules.megatron_options import DDP, OPTIMIZER, precision_aware
+from pipeline.config.rules.overrides import DDP, OPTIMIZER, OVERRIDE, TRANSFORMER
+from pipeline.config.rules.precision import precision_aware
 from pipeline.config.rules.rates import OPTIM
-from pipeline.config.rules.transformer_rules import OVERRIDE
 from pipeline.config.tree import RunConfig
 from pipeline.errors import shown
 from pipeline.model.geometry import Geometry
 
-_IN_MEMORY = "on CPU the optimizer's state is already in host memory"
-_ENGINE = "this option belongs to Transformer Engine, which requires CUDA"
-_OF_OPTIMIZER = {
-    "optimizer_cpu_offload": _IN_MEMORY,
-    "pin_cpu_grads": _IN_MEMORY,
-    "pin_cpu_params": _IN_MEMORY,
-    "store_param_remainders": _ENGINE,
-    "overlap_cpu_optimizer_d2h_h2d": _IN_MEMORY,
-    "use_torch_optimizer_for_cpu_offload": _IN_MEMORY,
-}
-_OF_DDP = {
-    "nccl_ub": "on CPU ranks communicate through Gloo",
-    "pad_buckets_for_high_nccl_busbw": "on CPU ranks communicate through Gloo",
-    "overlap_grad_reduce": "on CPU nothing runs in parallel with the backward pass, and an expert "
-    "without tokens has no gradient to wait for",
-    "reduce_scatter_with_fp32_accumulation": "on CPU ranks communicate through Gloo",
-}
+_OF_OPTIMIZER = (
+    "optimizer_cpu_offload pin_cpu_grads pin_cpu_params overlap_cpu_optimizer_d2h_h2d "
+    "use_torch_optimizer_for_cpu_offload store_param_remainders"
+)
+_OF_DDP = (
+    "nccl_ub pad_buckets_for_high_nccl_busbw reduce_scatter_with_fp32_accumulation "
+    "overlap_grad_reduce"
+)
+_OF_MODEL = (
+    "batch_invariant_mode cpu_offloading cuda_graph_impl defer_embedding_wgrad_compute "
+    "delay_wgrad_compute disable_bf16_reduced_precision_matmul enable_autocast enable_cuda_graph "
+    "external_cuda_graph fine_grained_activation_offloading fp4 fp8 fused_single_qkv_rope "
+    "memory_efficient_layer_norm moe_enable_deepep moe_router_fusion "
+    "overlap_moe_expert_parallel_comm symmetric_ar_type tp_comm_overlap use_kitchen "
+    "use_kitchen_attention use_te_activation_func use_te_rng_tracker"
+)
+"""Fields of TransformerConfig that the layers on CPU ignore, or with which these layers cannot be
+built."""
 REPLACED = {
     "moe_grouped_gemm": False,
     "moe_token_dispatcher_type": "allgather",
@@ -49,36 +50,6 @@ HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """The head sizes of vLLM's CPU attention; a test compares them with vLLM's list."""
 _OF_LATENT = {"kv_lora_rank": 512, "qk_rope_head_dim": 64}
 """The only sizes for which vLLM's CPU kernel for latent attention is compiled."""
-_KERNELS = "this option selects kernels that require CUDA"
-_GRAPH = "CUDA graphs require CUDA"
-_STREAMS = "on CPU nothing runs in parallel with the passes"
-_OF_MODEL = {
-    "batch_invariant_mode": _KERNELS,
-    "cpu_offloading": _ENGINE,
-    "cuda_graph_impl": _GRAPH,
-    "defer_embedding_wgrad_compute": _KERNELS,
-    "delay_wgrad_compute": _ENGINE,
-    "disable_bf16_reduced_precision_matmul": _KERNELS,
-    "enable_autocast": "Megatron-core casts automatically only on CUDA devices",
-    "enable_cuda_graph": _GRAPH,
-    "external_cuda_graph": _GRAPH,
-    "fine_grained_activation_offloading": _ENGINE,
-    "fp4": _ENGINE,
-    "fp8": _ENGINE,
-    "fused_single_qkv_rope": _ENGINE,
-    "memory_efficient_layer_norm": _KERNELS,
-    "moe_enable_deepep": _KERNELS,
-    "moe_router_fusion": _ENGINE,
-    "overlap_moe_expert_parallel_comm": _STREAMS,
-    "symmetric_ar_type": _ENGINE,
-    "tp_comm_overlap": _ENGINE,
-    "use_kitchen": _KERNELS,
-    "use_kitchen_attention": _KERNELS,
-    "use_te_activation_func": _ENGINE,
-    "use_te_rng_tracker": _ENGINE,
-}
-"""Fields of TransformerConfig that the layers on CPU ignore, or with which these layers cannot be
-built, and the reasons."""
 _APEX = "Apex, built with --cpp_ext and --cuda_ext (https://github.com/NVIDIA/apex)"
 _DEEP_EP = "DeepEP (https://github.com/deepseek-ai/DeepEP)"
 _PACKAGES = {
@@ -96,18 +67,20 @@ def cuda_problems(actor: Actor) -> Iterator[str]:
     """Yield problems with settings that a run on CPU cannot use."""
     if precision_aware(actor):
         yield (
-            f"{OPTIM}.use_precision_aware_optimizer: found True, but {_ENGINE}; write false, or "
-            "train on GPUs"
+            f"{OPTIM}.use_precision_aware_optimizer: found True, but it belongs to Transformer "
+            "Engine, which requires CUDA; write false, or train on GPUs"
         )
-    for key, values, only in (
-        (OPTIMIZER.key, actor.optim.override_optimizer_config, _OF_OPTIMIZER),
-        (DDP.key, actor.megatron.override_ddp_config, _OF_DDP),
-        (OVERRIDE, actor.megatron.override_transformer_config, _OF_MODEL),
-    ):
-        for name, why in only.items():
+    groups = (
+        (OPTIMIZER, actor.optim.override_optimizer_config, _OF_OPTIMIZER),
+        (DDP, actor.megatron.override_ddp_config, _OF_DDP),
+        (TRANSFORMER, actor.megatron.override_transformer_config, _OF_MODEL),
+    )
+    for group, values, only in groups:
+        for name in only.split():
             if (value := values.get(name)) not in _OFF:
                 yield (
-                    f"{key}.{name}: found {shown(value)}, but {why}; leave it out, or train on GPUs"
+                    f"{group.key}.{name}: found {shown(value)}, but this option requires CUDA; "
+                    "leave it out, or train on GPUs"
                 )
     if actor.megatron.override_transformer_config.get("cp_comm_type") == "p2p":
         yield (

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipeline.config.actor import Megatron
-from pipeline.config.rules.transformer_rules import MEGATRON, OVERRIDE
+from pipeline.config.rules.overrides import MEGATRON, OVERRIDE
 from pipeline.config.tree import RunConfig
 from pipeline.model.geometry import Geometry
 

@@ -1,58 +1,21 @@
-"""Fields of Megatron-core's TransformerConfig that users may not set, and refused values.
+"""Values that the fields of Megatron-core's TransformerConfig must not have.
 
 One table of refused values (REFUSED) serves two callers. `retrace check` applies it to the fields
 that the settings and config.json imply (`intended_fields`). The trainer applies it to Megatron's
 actual TransformerConfig. docs/replay.md gives the reasons for values that are refused with replay.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pipeline.config.actor import Megatron, RouterReplay
+from pipeline.config.rules.overrides import MEGATRON, OVERRIDE, TRANSFORMER
 from pipeline.errors import shown
 from pipeline.model.families import FAMILIES
 from pipeline.model.geometry import Geometry
 
-MEGATRON = "actor_rollout_ref.actor.megatron"
-OVERRIDE = f"{MEGATRON}.override_transformer_config"
 _REPLAY = "actor_rollout_ref.actor.router_replay"
-
-OWNED: dict[str, str] = {
-    "tensor_model_parallel_size": "tensor_model_parallel_size",
-    "pipeline_model_parallel_size": "pipeline_model_parallel_size",
-    "virtual_pipeline_model_parallel_size": "virtual_pipeline_model_parallel_size",
-    "context_parallel_size": "context_parallel_size",
-    "expert_model_parallel_size": "expert_model_parallel_size",
-    "expert_tensor_parallel_size": "expert_tensor_parallel_size",
-    "sequence_parallel": "sequence_parallel",
-    "params_dtype": "dtype",
-    "pipeline_dtype": "dtype",
-    "bf16": "dtype",
-    "fp16": "dtype",
-}
-"""Fields with their own setting, and the setting's name under actor_rollout_ref.actor.megatron."""
-
-OF_THE_MODEL = (
-    "num_layers",
-    "hidden_size",
-    "num_attention_heads",
-    "num_query_groups",
-    "kv_channels",
-    "ffn_hidden_size",
-    "num_moe_experts",
-    "moe_router_topk",
-    "moe_ffn_hidden_size",
-    "moe_layer_freq",
-    "moe_router_score_function",
-    "moe_router_pre_softmax",
-    "mtp_num_layers",
-)
-"""Fields that the model's config.json determines."""
-
-FIXED = {"calculate_per_token_loss": "is always true: losses are means over tokens"}
-"""Fields with a fixed value. Each text gives the value and the reason."""
-
 Fields = Mapping[str, Any]
 """Values of TransformerConfig, keyed by field. An absent field counts as accepted."""
 
@@ -81,8 +44,7 @@ def field_problems(fields: Fields, replay: RouterReplay) -> list[str]:
         if rule.accepted_by is not None and getattr(replay, rule.accepted_by):
             continue
         if rule.field in fields and rule.when(fields[rule.field], fields):
-            own = OWNED.get(rule.field)
-            key = f"{MEGATRON}.{own}" if own else f"{OVERRIDE}.{rule.field}"
+            key = TRANSFORMER.owned.get(rule.field, f"{OVERRIDE}.{rule.field}")
             when = f"with {_REPLAY}.mode=R2 or R3, " if rule.with_replay else ""
             problems.append(
                 f"{key}: found {shown(fields[rule.field])}; {when}{rule.why}; {rule.fix}"
@@ -109,16 +71,26 @@ def intended_fields(
     fields |= override
     tp = megatron.tensor_model_parallel_size
     if family := FAMILIES.get(str(model.get("model_type"))):
-        fields |= {
-            "num_layers": model.get("num_hidden_layers"),
-            "moe_router_score_function": "sigmoid" if family.expert_bias else "softmax",
-        }
+        scores = "sigmoid" if family.expert_bias else "softmax"
+        fields |= {"moe_router_score_function": scores}
     return fields | {
         "tensor_model_parallel_size": tp,
         "virtual_pipeline_model_parallel_size": megatron.virtual_pipeline_model_parallel_size,
         "sequence_parallel": megatron.sequence_parallel and tp > 1,
         "num_moe_experts": None if geometry is None else geometry.experts,
     }
+
+
+def recompute_notes(megatron: Megatron) -> Iterator[str]:
+    """Yield a note on each recompute_ field that has no effect with recompute_granularity."""
+    override = megatron.override_transformer_config
+    granularity = override.get("recompute_granularity")
+    for name, needs in (("modules", "selective"), ("method", "full"), ("num_layers", "full")):
+        if (value := override.get(f"recompute_{name}")) and granularity != needs:
+            yield (
+                f"{OVERRIDE}.recompute_{name}: {value} has no effect with recompute_granularity="
+                f"{granularity or 'null'}; write recompute_granularity={needs} to use it"
+            )
 
 
 def has_auxiliary_loss(fields: Fields) -> bool:
@@ -159,20 +131,66 @@ def _is_not_zero(value: Any, _: Fields) -> bool:
     return bool(value != 0)
 
 
-def _covers_all_layers(layers: Any, fields: Fields) -> bool:
-    number = fields.get("num_layers")
-    if not (fields.get("cpu_offloading") is True and isinstance(number, int)):
-        return False
-    return isinstance(layers, int) and not 0 <= layers < number
-
-
 _DIVERGE = "the log-prob pass and the update would compute different results"
 _GRAPH = "a CUDA graph over the router would repeat earlier choices of experts"
 _VIRTUAL = (
     f"with {MEGATRON}.virtual_pipeline_model_parallel_size, Megatron-core would silently confuse "
     "activations and gradients"
 )
+_PADDING = "padding would add tokens to experts"
 _OR_MODEL = "write 0.0, even if the value comes from the model's config.json"
+
+_WITH_REPLAY = [
+    replace(rule, with_replay=True)
+    for rule in (
+        Refused("moe_router_fusion", _is_set, "a fused router would not use the recorded experts"),
+        Refused(
+            "moe_router_load_balancing_type",
+            lambda value, _: "sinkhorn" in _listed(value),
+            "sinkhorn does not choose experts by top-k",
+        ),
+        Refused(
+            "moe_expert_capacity_factor",
+            _is_not_none,
+            "a capacity limit would drop tokens from their recorded experts",
+        ),
+        Refused("moe_router_padding_for_quantization", _is_set, _PADDING),
+        Refused("moe_router_padding_for_fp8", _is_set, _PADDING),
+        Refused(
+            "moe_router_force_load_balancing",
+            _is_set,
+            "random experts would replace the recorded ones",
+        ),
+        Refused(
+            "moe_input_jitter_eps",
+            _is_not_none,
+            "noise at the router's input would make passes differ",
+        ),
+        Refused("enable_cuda_graph", _is_set, _GRAPH),
+        Refused("external_cuda_graph", _is_set, _GRAPH),
+        Refused(
+            "cuda_graph_impl",
+            _graphs_cover_router,
+            _GRAPH,
+            "leave it out, or write transformer_engine and, as cuda_graph_scope, some of attn, mlp "
+            "and mamba",
+        ),
+        Refused(
+            "moe_enable_routing_replay",
+            _is_set,
+            "Megatron-core's own replay would replace this one",
+        ),
+        Refused(
+            "moe_aux_loss_coeff",
+            _auxiliary_loss,
+            "an auxiliary load-balancing loss is computed from the router's own choice, not from "
+            "the replayed one",
+            f"write 0.0, or accept it with {_REPLAY}.allow_aux_loss=True",
+            accepted_by="allow_aux_loss",
+        ),
+    )
+]
+"""Values that are refused only while routes are replayed."""
 
 REFUSED = (
     Refused(
@@ -238,80 +256,8 @@ REFUSED = (
         "an expert bias that is updated would drift away from the engine's",
         "leave it out, which makes it 0.0",
     ),
-    Refused(
-        "cpu_offloading_num_layers",
-        _covers_all_layers,
-        "Megatron-core keeps at least one of the model's layers on the GPU",
-        "write a number smaller than the model's number of layers",
-    ),
     Refused("attention_dropout", _is_not_zero, _DIVERGE, _OR_MODEL),
     Refused("hidden_dropout", _is_not_zero, _DIVERGE, _OR_MODEL),
-    Refused(
-        "moe_router_fusion",
-        _is_set,
-        "a fused router would not use the recorded experts",
-        with_replay=True,
-    ),
-    Refused(
-        "moe_router_load_balancing_type",
-        lambda value, _: "sinkhorn" in _listed(value),
-        "sinkhorn does not choose experts by top-k",
-        with_replay=True,
-    ),
-    Refused(
-        "moe_expert_capacity_factor",
-        _is_not_none,
-        "a capacity limit would drop tokens from their recorded experts",
-        with_replay=True,
-    ),
-    Refused(
-        "moe_router_padding_for_quantization",
-        _is_set,
-        "padding would add tokens to experts",
-        with_replay=True,
-    ),
-    Refused(
-        "moe_router_padding_for_fp8",
-        _is_set,
-        "padding would add tokens to experts",
-        with_replay=True,
-    ),
-    Refused(
-        "moe_router_force_load_balancing",
-        _is_set,
-        "random experts would replace the recorded ones",
-        with_replay=True,
-    ),
-    Refused(
-        "moe_input_jitter_eps",
-        _is_not_none,
-        "noise at the router's input would make passes differ",
-        with_replay=True,
-    ),
-    Refused("enable_cuda_graph", _is_set, _GRAPH, with_replay=True),
-    Refused("external_cuda_graph", _is_set, _GRAPH, with_replay=True),
-    Refused(
-        "cuda_graph_impl",
-        _graphs_cover_router,
-        _GRAPH,
-        "leave it out, or write transformer_engine and, as cuda_graph_scope, some of attn, mlp and "
-        "mamba",
-        with_replay=True,
-    ),
-    Refused(
-        "moe_enable_routing_replay",
-        _is_set,
-        "Megatron-core's own replay would replace this one",
-        with_replay=True,
-    ),
-    Refused(
-        "moe_aux_loss_coeff",
-        _auxiliary_loss,
-        "an auxiliary load-balancing loss is computed from the router's own choice, not from the "
-        "replayed one",
-        f"write 0.0, or accept it with {_REPLAY}.allow_aux_loss=True",
-        with_replay=True,
-        accepted_by="allow_aux_loss",
-    ),
+    *_WITH_REPLAY,
 )
 """All refused values, in the order in which problems are reported."""

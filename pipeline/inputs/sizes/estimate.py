@@ -11,7 +11,7 @@ from typing import Any
 from pipeline.config.actor import Actor, Megatron
 from pipeline.config.critic import over_actor
 from pipeline.config.rules.budget import OF_CRITIC, Pass, budget, passes_of
-from pipeline.config.rules.megatron_options import precision_aware
+from pipeline.config.rules.precision import precision_aware
 from pipeline.config.tree import RunConfig
 from pipeline.inputs.sizes.activations import (
     Layer,

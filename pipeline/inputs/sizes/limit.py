@@ -4,7 +4,7 @@ import math
 from collections.abc import Collection, Iterator
 
 from pipeline.config.rules.budget import Pass, budget
-from pipeline.config.rules.megatron_options import precision_aware
+from pipeline.config.rules.precision import precision_aware
 from pipeline.config.tree import RunConfig
 from pipeline.inputs.sizes.cut import cut_of
 from pipeline.inputs.sizes.estimate import CRITIC, LOG_PROB_PARTS, RUNTIME, RUNTIME_PART

@@ -14,17 +14,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pipeline.config.dotted import leaves
 
 Values = Mapping[str, float]
 """Measured values, keyed by metric."""
 
+Kind = Literal["step", "validation"]
+"""What values belong to: a step, or a policy version that was validated."""
+
 STEP = "training/global_step"
 """The x-axis of curves, under verl's name. Steps are counted from 0; a validation is placed at its
 policy version."""
-
 
 CLOSE_S = 60
 """Seconds that a tracker has for its remaining messages after the end of the run."""
@@ -47,30 +49,30 @@ class TrackedRun:
     """The run's settings, for display."""
 
 
+@dataclass(frozen=True)
+class Entry:
+    """What a tracker records at once. Example: Entry('step', 3, {'critic/rewards/mean': 0.4})."""
+
+    kind: Kind
+    number: int
+    """The step or the policy version."""
+    values: Values
+
+
 class Tracker(ABC):
     """A destination of metrics. Every method may raise any error of its library."""
 
-    @property
-    def last_step(self) -> int | None:
-        """The last step that the tracker itself has recorded.
+    def last(self, kind: Kind) -> int | None:
+        """Return the last number of this kind that the tracker itself has recorded.
 
-        The value is -1 if the tracker has no step, or if it relies on this machine's record of the
-        steps that it received. A tracker that cannot report its last step returns None.
+        The result is -1 if the tracker has none, or if it relies on this machine's record of what
+        it received. A tracker that cannot report its last number returns None.
         """
         return -1
 
-    @property
-    def last_validation(self) -> int | None:
-        """The last policy version whose validation the tracker has recorded; see `last_step`."""
-        return -1
-
     @abstractmethod
-    def log_step(self, step: int, values: Values) -> None:
-        """Record the metrics of a step."""
-
-    @abstractmethod
-    def log_validation(self, version: int, values: Values) -> None:
-        """Record the validation results of a policy version."""
+    def log(self, entry: Entry) -> None:
+        """Record the metrics of a step, or the validation results of a policy version."""
 
     @abstractmethod
     def close(self) -> None:
@@ -86,39 +88,24 @@ class File(Tracker):
         whole = content[: content.rfind(b"\n") + 1]
         if whole != content:  # a killed process did not complete the last line
             os.truncate(path, len(whole))
-        lines = [json.loads(line) for line in whole.splitlines()]
-        self._last_step, self._last_validation = (
-            max((line["step"] for line in lines if _is_validation(line) == is_one), default=-1)
-            for is_one in (False, True)
-        )
+        self._last: dict[Kind, int] = {}
+        for line in map(json.loads, whole.splitlines()):
+            kind: Kind = "validation" if all(n[:3] == "val" for n in line["data"]) else "step"
+            self._last[kind] = max(line["step"], self.last(kind))
         self._file = path.open("a", encoding="utf-8")
 
-    @property
-    def last_step(self) -> int:
+    def last(self, kind: Kind) -> int:
         """See Tracker."""
-        return self._last_step
+        return self._last.get(kind, -1)
 
-    @property
-    def last_validation(self) -> int:
+    def log(self, entry: Entry) -> None:
         """See Tracker."""
-        return self._last_validation
-
-    def log_step(self, step: int, values: Values) -> None:
-        """See Tracker."""
-        self._file.write(json.dumps({"step": step, "data": values}) + "\n")
+        self._file.write(json.dumps({"step": entry.number, "data": entry.values}) + "\n")
         self._file.flush()
-
-    def log_validation(self, version: int, values: Values) -> None:
-        """See Tracker."""
-        self.log_step(version, values)
 
     def close(self) -> None:
         """See Tracker."""
         self._file.close()
-
-
-def _is_validation(line: Mapping[str, Any]) -> bool:
-    return all(name.startswith("val") for name in line["data"])
 
 
 class Tensorboard(Tracker):
@@ -130,22 +117,36 @@ class Tensorboard(Tracker):
 
         self._writer = Writer(str(Path(run.folder, "tensorboard")))
 
-    def log_step(self, step: int, values: Values) -> None:
+    def log(self, entry: Entry) -> None:
         """See Tracker."""
-        for name, value in values.items():
-            self._writer.add_scalar(name, value, step)
+        for name, value in entry.values.items():
+            self._writer.add_scalar(name, value, entry.number)
         self._writer.flush()
-
-    def log_validation(self, version: int, values: Values) -> None:
-        """See Tracker."""
-        self.log_step(version, values)
 
     def close(self) -> None:
         """See Tracker."""
         self._writer.close()
 
 
-class Wandb(Tracker):
+class _Service(Tracker):
+    """A service whose library returns a run with the methods `log` and `finish`."""
+
+    _run: Any
+
+    def last(self, kind: Kind) -> int | None:
+        """See Tracker. Most services do not report what they have recorded."""
+        return None
+
+    def log(self, entry: Entry) -> None:
+        """See Tracker."""
+        self._run.log(dict(entry.values), step=entry.number)
+
+    def close(self) -> None:
+        """See Tracker."""
+        self._run.finish()
+
+
+class Wandb(_Service):
     """Weights & Biases, configured by environment variables (WANDB_MODE=offline, ...).
 
     wandb's own step may only increase, but a validation may end after later steps. This class
@@ -165,29 +166,50 @@ class Wandb(Tracker):
         )
         self._run.define_metric("*", step_metric=STEP)
 
-    @property
-    def last_step(self) -> int:
+    def last(self, kind: Kind) -> int:
         """See Tracker."""
-        return int(self._run.summary.get("last_step", -1))
+        return int(self._run.summary.get(f"last_{kind}", -1))
 
-    @property
-    def last_validation(self) -> int:
+    def log(self, entry: Entry) -> None:
         """See Tracker."""
-        return int(self._run.summary.get("last_validation", -1))
+        self._run.log({**entry.values, STEP: entry.number})
+        self._run.summary[f"last_{entry.kind}"] = entry.number
 
-    def log_step(self, step: int, values: Values) -> None:
-        """See Tracker."""
-        self._run.log({**values, STEP: step})
-        self._run.summary["last_step"] = step
 
-    def log_validation(self, version: int, values: Values) -> None:
-        """See Tracker."""
-        self._run.log({**values, STEP: version})
-        self._run.summary["last_validation"] = version
+class Swanlab(_Service):
+    """SwanLab, configured by SWANLAB_MODE as in verl; only online runs can be resumed."""
 
-    def close(self) -> None:
-        """See Tracker."""
-        self._run.finish()
+    def __init__(self, run: TrackedRun) -> None:
+        import swanlab
+
+        self._run = swanlab.init(
+            project=run.project,
+            name=run.name,
+            id=run.id,
+            resume="allow",
+            mode=os.environ.get("SWANLAB_MODE", "online"),
+            log_dir=run.folder,
+            config=dict(run.settings),
+        )
+
+
+class Trackio(_Service):
+    """trackio, configured by TRACKIO_DIR and TRACKIO_SPACE_ID.
+
+    trackio identifies runs by name, so the run's id is used as its name.
+    """
+
+    def __init__(self, run: TrackedRun) -> None:
+        import trackio
+
+        self._run = trackio.init(
+            project=run.project,
+            name=run.id,
+            resume="allow",
+            config=dict(run.settings),
+            auto_log_gpu=False,
+            auto_log_cpu=False,
+        )
 
 
 _MOST_METRICS, _MOST_PARAMETERS, _LONGEST_PARAMETER, _LONGEST_NAME = 1000, 100, 500, 250
@@ -202,7 +224,6 @@ class Mlflow(Tracker):
     """
 
     _ID = "retrace.run"
-    _LAST_STEP, _LAST_VALIDATION = "retrace.last_step", "retrace.last_validation"
 
     def __init__(self, run: TrackedRun) -> None:
         from mlflow.entities import Metric, Param
@@ -224,40 +245,29 @@ class Mlflow(Tracker):
         tags = {self._ID: run.id}
         self._of_run = self._client.create_run(where, run_name=run.name, tags=tags).info.run_id
         self._tags = {}
-        settings = {
-            key: str(value)[:_LONGEST_PARAMETER] for key, value in leaves(dict(run.settings))
-        }
-        for some in _in_parts(list(settings.items()), _MOST_PARAMETERS):
-            self._client.log_batch(self._of_run, params=[Param(*one) for one in some])
+        settings = [
+            Param(key, str(value)[:_LONGEST_PARAMETER]) for key, value in leaves(dict(run.settings))
+        ]
+        for some in _in_parts(settings, _MOST_PARAMETERS):
+            self._client.log_batch(self._of_run, params=some)
 
-    @property
-    def last_step(self) -> int:
+    def last(self, kind: Kind) -> int:
         """See Tracker."""
-        return int(self._tags.get(self._LAST_STEP, -1))
+        return int(self._tags.get(f"retrace.last_{kind}", -1))
 
-    @property
-    def last_validation(self) -> int:
-        """See Tracker."""
-        return int(self._tags.get(self._LAST_VALIDATION, -1))
-
-    def log_step(self, step: int, values: Values) -> None:
-        """See Tracker."""
-        self._log(step, values, self._LAST_STEP)
-
-    def log_validation(self, version: int, values: Values) -> None:
-        """See Tracker."""
-        self._log(version, values, self._LAST_VALIDATION)
-
-    def _log(self, number: int, values: Values, tag: str) -> None:
+    def log(self, entry: Entry) -> None:
         """Record values and, in a tag, their step or version.
 
         Characters that MLflow refuses are replaced; `@` becomes `_at_`, as in verl.
         """
         now_ms = int(time.time() * 1000)
-        for some in _in_parts(list(values.items()), _MOST_METRICS):
-            metrics = [self._metric(_allowed(n), value, now_ms, number) for n, value in some]
-            self._client.log_batch(self._of_run, metrics=metrics)
-        self._client.set_tag(self._of_run, tag, number)
+        metrics = [
+            self._metric(_allowed(name), value, now_ms, entry.number)
+            for name, value in entry.values.items()
+        ]
+        for some in _in_parts(metrics, _MOST_METRICS):
+            self._client.log_batch(self._of_run, metrics=some)
+        self._client.set_tag(self._of_run, f"retrace.last_{entry.kind}", entry.number)
 
     def close(self) -> None:
         """See Tracker."""
@@ -278,70 +288,6 @@ def _allowed(name: str) -> str:
     clean = re.sub(r"[^/\w.\- :]", "_", name.replace("@", "_at_"))
     parts = [part for part in clean.split("/") if part not in ("", ".", "..")]
     return "/".join(parts)[:_LONGEST_NAME].rstrip("/")
-
-
-class _WithoutRecord(Tracker):
-    """A service that does not report its last step and validation."""
-
-    _run: Any
-
-    @property
-    def last_step(self) -> None:
-        """See Tracker."""
-        return
-
-    @property
-    def last_validation(self) -> None:
-        """See Tracker."""
-        return
-
-    def log_step(self, step: int, values: Values) -> None:
-        """See Tracker."""
-        self._run.log(dict(values), step=step)
-
-    def log_validation(self, version: int, values: Values) -> None:
-        """See Tracker."""
-        self.log_step(version, values)
-
-    def close(self) -> None:
-        """See Tracker."""
-        self._run.finish()
-
-
-class Swanlab(_WithoutRecord):
-    """SwanLab, configured by SWANLAB_MODE as in verl; only online runs can be resumed."""
-
-    def __init__(self, run: TrackedRun) -> None:
-        import swanlab
-
-        self._run = swanlab.init(
-            project=run.project,
-            name=run.name,
-            id=run.id,
-            resume="allow",
-            mode=os.environ.get("SWANLAB_MODE", "online"),
-            log_dir=run.folder,
-            config=dict(run.settings),
-        )
-
-
-class Trackio(_WithoutRecord):
-    """trackio, configured by TRACKIO_DIR and TRACKIO_SPACE_ID.
-
-    trackio identifies runs by name, so the run's id is used as its name.
-    """
-
-    def __init__(self, run: TrackedRun) -> None:
-        import trackio
-
-        self._run = trackio.init(
-            project=run.project,
-            name=run.id,
-            resume="allow",
-            config=dict(run.settings),
-            auto_log_gpu=False,
-            auto_log_cpu=False,
-        )
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from typing import Any
 from pipeline.config.tree import RunConfig
 from pipeline.metrics.metric import Metrics
 from pipeline.report.folders import local_folder
-from pipeline.report.trackers.kinds import CLOSE_S, TRACKERS, TrackedRun
+from pipeline.report.trackers.kinds import CLOSE_S, TRACKERS, Kind, TrackedRun
 from pipeline.run import keys
 from pipeline.run.commit import read_commit, write_id_of
 from pipeline.store import Store
@@ -44,40 +44,35 @@ class TrackerProcess:
         """
         self.name = name
         self.sent = self.taken = self.failures = 0
+        self.log_file = Path(run.folder, "trackers", f"{name}.log")
         self._line = line
         self._reason = ""
-        self._heard_s = time.monotonic()
+        self._waits_since_s: float | None = None
         self._hangs = False
-        self._messages: SimpleQueue[str | None] = SimpleQueue()
-        self._messages.put(json.dumps({"tracker": name, "run": asdict(run)}))
-        self.log = Path(run.folder, "trackers", f"{name}.log")
-        self._process = _start(self.log)
-        self._threads = [
-            threading.Thread(target=work, name=f"tracker-{name}", daemon=True)
-            for work in (self._write, self._read)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._messages: SimpleQueue[dict[str, Any] | None] = SimpleQueue()
+        self._process = _start(self.log_file)
+        first = {"tracker": name, "run": asdict(run)}
+        self._thread = threading.Thread(
+            target=self._pass_on, args=(first,), name=f"tracker-{name}", daemon=True
+        )
+        self._thread.start()
 
-    def log_step(self, step: int, values: Metrics, again: bool = False) -> None:
-        """Send the metrics of a step.
+    def log(self, kind: Kind, number: int, values: Metrics, again: bool = False) -> None:
+        """Send the metrics of a step, or the results of a validation, without waiting.
 
         Args:
-            step: The step.
-            values: Its metrics; those that were not measured are not sent.
-            again: Whether an earlier start of the run may already have sent the step.
+            kind: What the values belong to.
+            number: The step or the policy version.
+            values: The values; those that were not measured are not sent.
+            again: Whether an earlier start of the run may already have sent them.
         """
-        self._send({"step": step, "values": _measured(values), "again": again})
-
-    def log_validation(self, version: int, values: Metrics, again: bool = False) -> None:
-        """Send the validation results of a policy version.
-
-        Args:
-            version: The policy version.
-            values: Its results; those that were not measured are not sent.
-            again: Whether an earlier start of the run may already have sent the validation.
-        """
-        self._send({"version": version, "values": _measured(values), "again": again})
+        since_s = self._waits_since_s
+        if since_s and not self._hangs and time.monotonic() - since_s > _SILENT_S:
+            self._hangs = True
+            self._line(f"{self.name} has not answered for {_SILENT_S:.0f} s; the run continues")
+        self.sent += 1
+        measured = {name: value for name, value in values.items() if value is not None}
+        self._messages.put({"kind": kind, "number": number, "values": measured, "again": again})
 
     def end(self) -> None:
         """Ask for the process's input to be closed after all queued messages; do not wait."""
@@ -96,43 +91,40 @@ class TrackerProcess:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
-        for thread in self._threads:
-            thread.join(1.0)
+        self._thread.join(1.0)
         if lost := self.sent - self.taken:
             self._line(
                 f"{self.name} lacks {lost} of {self.sent} steps and validations "
-                f"({self._reason or 'it ended early'}; its log is {self.log}); "
+                f"({self._reason or 'it ended early'}; its log is {self.log_file}); "
                 "the store has all of them"
             )
 
-    def _send(self, message: dict[str, Any]) -> None:
-        if self.sent == self.taken + self.failures:
-            self._heard_s = time.monotonic()  # every earlier message has been answered
-        elif not self._hangs and time.monotonic() - self._heard_s > _SILENT_S:
-            self._hangs = True
-            self._line(f"{self.name} has not answered for {_SILENT_S:.0f} s; the run continues")
-        self.sent += 1
-        self._messages.put(json.dumps(message))
-
-    def _write(self) -> None:
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError), self._process.stdin as messages:
+    def _pass_on(self, first: dict[str, Any]) -> None:
+        """Pass one message after the other to the process, and take its answers."""
+        messages, answers = self._process.stdin, self._process.stdout
+        assert messages is not None
+        assert answers is not None
+        with contextlib.suppress(BrokenPipeError), messages:
+            messages.write(json.dumps(first) + "\n")
             while (message := self._messages.get()) is not None:
-                messages.write(message + "\n")
+                self._waits_since_s = time.monotonic()
+                messages.write(json.dumps(message) + "\n")
                 messages.flush()
+                if not (answer := answers.readline()):
+                    return  # the process has ended
+                self._take(json.loads(answer)["error"])
+        for answer in answers:  # an error while closing
+            self._take(json.loads(answer)["error"])
 
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        for answer in self._process.stdout:
-            self._heard_s, self._hangs = time.monotonic(), False
-            error = json.loads(answer)["error"]
-            if error is None:
-                self.taken += 1
-                continue
-            self.failures += 1
-            self._reason = error
-            if self.failures == 1:
-                self._line(f"{self.name} could not record metrics; the run continues: {error}")
+    def _take(self, error: str | None) -> None:
+        self._waits_since_s, self._hangs = None, False
+        if error is None:
+            self.taken += 1
+            return
+        self.failures += 1
+        self._reason = error
+        if self.failures == 1:
+            self._line(f"{self.name} could not record metrics; the run continues: {error}")
 
 
 def _start(log: Path) -> "subprocess.Popen[str]":
@@ -147,10 +139,6 @@ def _start(log: Path) -> "subprocess.Popen[str]":
             env=os.environ | {"PYTHONSAFEPATH": "1"},
             start_new_session=True,  # a terminal's Ctrl-C then reaches only the flow
         )
-
-
-def _measured(values: Metrics) -> dict[str, float]:
-    return {name: value for name, value in values.items() if value is not None}
 
 
 @contextlib.contextmanager

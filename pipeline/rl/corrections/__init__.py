@@ -1,7 +1,7 @@
 """Corrections for the mismatch between the trained distribution and the sampled one.
 
-forms.py defines corrections, apply.py applies them to log-probs, tally.py adds up the results
-across ranks, report.py computes metrics from the sums, and presets.py lists verl's combinations.
+forms.py defines corrections and lists verl's combinations, apply.py applies them to log-probs, and
+report.py computes metrics from the tally of all ranks (`pipeline.rl.moments`).
 
 Sources:
 

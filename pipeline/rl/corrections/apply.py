@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.rl.corrections.forms import Correction, Rejection
-from pipeline.rl.corrections.tally import Tally, bins
-from pipeline.rl.moments import Moments, moments
+from pipeline.rl.moments import Moments, Tally, bins, moments
 
 LOG_LIMIT = 20.0
 """Bound on log-ratios, which are clipped to +-20 before they are exponentiated, as in verl."""

@@ -10,7 +10,7 @@ import math
 
 from pipeline.rl.corrections.apply import mean_weight
 from pipeline.rl.corrections.forms import Correction
-from pipeline.rl.corrections.tally import Bins, Tally, quantiles
+from pipeline.rl.moments import Bins, Tally, quantiles
 
 QUANTILES = {"q01": 0.01, "q05": 0.05, "q50": 0.5, "q95": 0.95, "q99": 0.99}
 

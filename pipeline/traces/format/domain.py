@@ -18,7 +18,6 @@ import numpy as np
 from pipeline.errors import cut
 from pipeline.model.geometry import MOST_LAYER, Geometry, geometry_json, parse_geometry
 from pipeline.model.limits import MOST_TOKENS
-from pipeline.run.strict_json import MOST_DEPTH, MOST_DIGITS
 from pipeline.traces.format.types import Kind, Provenance, Routes, Sample, TraceError, VersionSpan
 
 MOST = 2**31 - 1
@@ -311,83 +310,23 @@ def check_reward(value: object, where: str) -> float:
     return found
 
 
-def json_text(value: object, where: str, depth: int = MOST_DEPTH) -> str:
-    """Check a JSON object, and return it as text.
+def json_text(value: object, where: str) -> str:
+    """Check a JSON object, and return it as text of at most TEXT_BYTES in UTF-8.
 
-    The text has at most TEXT_BYTES in UTF-8, and `strict_json` accepts it. Characters outside ASCII
-    are not escaped, because an escape takes up to three times as many bytes.
-
-    Args:
-        value: The object.
-        where: The sample and field, for the error message.
-        depth: Maximum nesting depth of objects and lists.
+    Characters outside ASCII are not escaped, because an escape takes up to three times as many
+    bytes. `where` names the sample and field, for the error message.
     """
     if not isinstance(value, dict):
         raise TraceError(
             f"{where}: {shown(value)} of type {type(value).__name__}, expected a JSON object"
         )
-    if not value:
-        return "{}"
-    _check_json(value, where, depth)
-    return check_text(json.dumps(value, allow_nan=False, ensure_ascii=False), where)
-
-
-def _check_json(value: object, where: str, depth: int, key: str | None = None) -> None:
-    """Raise TraceError for values that are not JSON, and for nesting deeper than `depth`.
-
-    `key` is the innermost key that contains the value, for the error message.
-    """
-    match value:
-        case None | bool():
-            return
-        case str():
-            if not value.isascii() and _has_surrogate(value):
-                raise TraceError(
-                    f"{_at(where, key)}: a surrogate in {shown(value)}, expected UTF-8"
-                )
-        case int():
-            if not -(10 ** (MOST_DIGITS - 1)) < value < 10**MOST_DIGITS:
-                raise TraceError(
-                    f"{_at(where, key)}: an integer of more than {MOST_DIGITS} characters, "
-                    "expected a shorter number, or text"
-                )
-        case float():
-            if not math.isfinite(value):
-                raise TraceError(
-                    f"{_at(where, key)}: {value}, expected finite numbers, as JSON requires"
-                )
-        case dict() | list() | tuple():
-            if depth == 0:
-                raise TraceError(
-                    f"{where}: objects and lists are nested too deep, expected at most "
-                    f"{MOST_DEPTH} levels in the stored object"
-                )
-            if not isinstance(value, dict):
-                for inner in value:
-                    _check_json(inner, where, depth - 1, key)
-                return
-            for name, inner in value.items():
-                if not isinstance(name, str):
-                    raise TraceError(f"{where}: key {shown(name)}, expected text keys")
-                _check_json(name, where, depth, key)
-                _check_json(inner, where, depth - 1, name)
-        case _:
-            raise TraceError(
-                f"{_at(where, key)}: {shown(value)} of type {type(value).__name__} is not JSON; "
-                "expected plain numbers, text, lists and dicts"
-            )
-
-
-def _at(where: str, key: str | None) -> str:
-    return where if key is None else f"{where}: key {shown(key)}"
-
-
-def _has_surrogate(text: str) -> bool:
     try:
-        text.encode()
-    except UnicodeEncodeError:
-        return True
-    return False
+        text = json.dumps(value, allow_nan=False, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise TraceError(
+            f"{where}: {error}; expected JSON: finite numbers, text, lists and dicts"
+        ) from error
+    return check_text(text, where)
 
 
 def _check_arrays(sample: Sample, where: str) -> None:

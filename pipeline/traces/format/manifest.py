@@ -8,49 +8,31 @@ into memory.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from threading import Lock
-from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from pipeline.model.geometry import Geometry
 from pipeline.run import keys
-from pipeline.run.commit import CorruptObjectError
-from pipeline.run.parse import field, flag, key, listed, mapping, number, text
 from pipeline.store import Store
-from pipeline.traces.format.chunks import TraceFile, read_table
-from pipeline.traces.format.domain import (
-    MOST_STEP,
-    check_line,
-    check_name,
-    check_names,
-    check_number,
-    shown,
-)
-from pipeline.traces.format.header import Header, read_header
-from pipeline.traces.format.ids import check_once, doubles, named
-from pipeline.traces.format.schema import FORMAT, MANIFEST, Role
+from pipeline.traces.format.domain import MOST_STEP, check_names, check_number, shown
+from pipeline.traces.format.header import Header, TraceFile, read_header
+from pipeline.traces.format.ids import check_once, named
+from pipeline.traces.format.parquet import OpenFile, open_file
+from pipeline.traces.format.schema import MANIFEST
 from pipeline.traces.format.types import Provenance, TraceError, check_array
+
+NO_REWARD = "no reward"
+"""The recorded reason for not training on a sample whose reward function failed."""
+BASELINE = "greedy baseline"
+"""The recorded reason for not training on a sample whose reward is its group's baseline."""
 
 _BATCH_BYTES = 64 << 20
 _BATCH_SAMPLES = 256
 _TOKEN_BYTES = 16
 """Upper estimate of the memory of a token id, its log-prob and its mask."""
-
-
-@dataclass(frozen=True)
-class FileRef:
-    """A data file that a manifest lists, and the commit that describes its column chunks."""
-
-    key: str
-    sha256: str
-    commit: str
-    """Key of the commit object that describes the file."""
-    commit_sha256: str
-    """Digest of the commit's content (Header.sha256)."""
 
 
 @dataclass(frozen=True)
@@ -74,20 +56,20 @@ class Manifest:
     """Geometry of the routes; None if the samples have no routes."""
     provenance: Provenance | None
     """Origin of the routes; None if the samples have no routes."""
-    files: tuple[FileRef, ...]
+    files: tuple[TraceFile, ...]
+    """The data files, to which the rows refer by number."""
     rows: pa.Table
     """One row per sample, for all or some samples of the step (columns: schema.MANIFEST)."""
     policies: Mapping[int, str] | None = None
-    """Weights digests, keyed by policy version; None if unknown (always in format 1.0)."""
+    """Weights digests, keyed by policy version; None if unknown."""
     training: bool = False
     """Whether the trainer records the routes of this step (R2), in separate files."""
     rejected: tuple[Rejected, ...] = ()
     """Groups that were generated but not accepted; their samples have no rows."""
-    format: str = FORMAT
-    """The format version in which manifest.json was written, such as '1.0' or '1.1'."""
     sha256: str = ""
-    """Digest of the content of manifest.json; empty if the step is not sealed. Training commits
-    contain this digest."""
+    """Digest of the content of manifest.json; empty if the step is not sealed."""
+    run: str | None = None
+    """Digest of the run's description; None outside a run."""
 
     @cached_property
     def ids(self) -> list[str]:
@@ -150,20 +132,30 @@ class SealedManifest:
     """The manifest, without rows."""
     file: TraceFile
     """The file that contains the rows."""
+    shards: int
+    """The number of rollout shards that the step was sealed with; 0 for a replayed step."""
 
     @property
     def samples(self) -> int:
         """The number of samples."""
         return self.file.rows
 
+    @cached_property
+    def _opened(self) -> OpenFile:
+        return open_file(self.store, self.file)
+
     def columns(self, names: Iterable[str]) -> pa.Table:
-        """Read some columns of all rows. Only the bytes of these columns are fetched and checked.
+        """Read some columns of all rows. Only the bytes of these columns are fetched.
 
         The column `group` is returned as a dictionary column, because its strings repeat. Raises
         TraceError for a column that is unknown or named twice, and the same errors as
         `read_manifest`.
         """
-        return read_table(self.store, self.file, pa.schema(map(_repeating, self._fields(names))))
+        table = self._opened.read(self._fields(names))
+        if "group" in table.column_names:
+            at = table.column_names.index("group")
+            table = table.set_column(at, "group", table["group"].dictionary_encode())
+        return table
 
     def select(self, rows: Sequence[int] | npt.NDArray[np.int64]) -> Manifest:
         """Read the rows with the given numbers, in this order. Only their row groups are fetched.
@@ -180,29 +172,26 @@ class SealedManifest:
                 "one dimension"
             )
         wanted = wanted.astype(np.int64)
-        order = np.argsort(wanted, kind="stable")
-        groups = self.file.groups_of(wanted[order])
-        firsts = self.file.first_rows
-        found = []
-        for group in np.unique(groups):
-            table = read_table(self.store, self.file, MANIFEST, [int(group)])
-            found.append(table.take(pa.array(wanted[order][groups == group] - firsts[group])))
-        table = pa.concat_tables([*found, MANIFEST.empty_table()])
-        table = table.take(pa.array(np.argsort(order, kind="stable"))).combine_chunks()
-        return self._checked(replace(self.head, rows=table))
+        group_N = self._opened.groups_of(wanted)
+        groups = np.unique(group_N)
+        table = self._opened.read(MANIFEST, groups.tolist())
+        firsts = self._opened.first_rows
+        sizes = np.diff(firsts)[groups]
+        begins = (np.cumsum(sizes) - sizes)[np.searchsorted(groups, group_N)]
+        table = table.take(pa.array(begins + wanted - firsts[group_N])).combine_chunks()
+        return replace(self.head, rows=table)
 
     def all(self) -> Manifest:
         """Read every row. Raises the same errors as `read_manifest`."""
-        rows = read_table(self.store, self.file, MANIFEST).combine_chunks()
-        return self._checked(replace(self.head, rows=rows))
+        return replace(self.head, rows=self._opened.read(MANIFEST).combine_chunks())
 
     def batches(self, names: Iterable[str]) -> Iterator[pa.Table]:
         """Read some columns of all rows, one row group at a time. Raises errors like `columns`."""
-        schema = pa.schema(self._fields(names))
-        for group in range(len(self.file.row_groups)):
-            yield read_table(self.store, self.file, schema, [group])
+        schema = self._fields(names)
+        for group in range(self._opened.row_groups):
+            yield self._opened.read(schema, [group])
 
-    def _fields(self, names: Iterable[str]) -> list[pa.Field]:
+    def _fields(self, names: Iterable[str]) -> pa.Schema:
         where = f"step {self.head.step}: columns"
         wanted = check_names(names, where)
         if unknown := [name for name in wanted if name not in MANIFEST.names]:
@@ -210,76 +199,48 @@ class SealedManifest:
                 f"{where}: no column {shown(unknown[0])}, expected columns of {MANIFEST.names}"
             )
         check_once(where, wanted)
-        return [MANIFEST.field(name) for name in wanted]
+        return pa.schema([MANIFEST.field(name) for name in wanted])
 
-    def _checked(self, manifest: Manifest) -> Manifest:
-        name = f"{keys.manifest(manifest.step)} in {self.store.uri}"
-        if len(manifest.numbers) != len(manifest.ids):
-            raise TraceError(f"{name}: {doubles(manifest.ids)}")
-        for column in ("routes_digest", "rows_valid"):
-            if manifest.geometry is not None and manifest.rows[column].null_count:
-                raise TraceError(f"{name}: samples without {column}, expected it with routes")
-        excluded = manifest.rows.filter(pc.is_valid(manifest.rows["not_trained"]))
-        for id, reason in zip(
-            *(excluded[n].to_pylist() for n in ("id", "not_trained")), strict=True
-        ):
-            check_line(reason, f"{name}: sample {shown(id)}: not_trained")
-        return manifest
+
+class _Stored(msgspec.Struct):
+    """The JSON form of what a manifest has beside the fields of a header."""
+
+    policy_versions: tuple[int, ...]
+    data: tuple[TraceFile, ...]
+    shards: int
+    training: bool
+    rejected: tuple[Rejected, ...]
 
 
 def open_manifest(store: Store, step: int) -> SealedManifest:
     """Open a sealed step without reading its rows. Raises the same errors as `read_manifest`."""
     step = check_number(step, MOST_STEP, "step")
-    header = read_header(store, keys.manifest(step))
-    body, name = header.body, f"{header.key} in {store.uri}"
+    header = read_header(store, keys.manifest(step), {"step": step})
+    name = f"{header.key} in {store.uri}"
     try:
-        refs = tuple(field(body, "data", listed(_file_ref)))
-        found_step = field(body, "step", number)
-        versions = tuple(field(body, "policy_versions", listed(number)))
-        training = bool(header.minor) and field(body, "training", flag)
-        rejected = tuple(field(body, "rejected", listed(_rejected)) if header.minor else ())
-    except ValueError as error:
+        stored = msgspec.convert(header.body, _Stored)
+    except msgspec.ValidationError as error:
         raise TraceError(f"{name}: {error}; remake the object") from error
-    for group in rejected:
-        check_name(group.group, f"{name}: rejected group")
-        check_line(group.reason, f"{name}: reason of a rejected group")
-    if found_step != step:
-        raise TraceError(f"{name}: the manifest of step {found_step}, expected step {step}")
-    if len(header.files) != 1:
-        raise TraceError(f"{name}: {len(header.files)} files of rows, expected one")
     head = Manifest(
         step,
-        versions,
+        stored.policy_versions,
         header.geometry,
         header.provenance,
-        refs,
+        stored.data,
         MANIFEST.empty_table(),
         policies=header.policies,
-        training=training,
-        rejected=rejected,
-        format=body["format"],
+        training=stored.training,
+        rejected=stored.rejected,
         sha256=header.sha256,
+        run=header.run,
     )
-    return SealedManifest(store, head, header.files[0])
+    return SealedManifest(store, head, _rows_file(header), stored.shards)
 
 
-def _file_ref(value: Any) -> FileRef:
-    body = mapping(value)
-    return FileRef(
-        key=field(body, "key", key),
-        sha256=field(body, "sha256", text),
-        commit=field(body, "commit", key),
-        commit_sha256=field(body, "commit_sha256", text),
-    )
-
-
-def _rejected(value: Any) -> Rejected:
-    body = mapping(value)
-    return Rejected(
-        group=field(body, "group", text),
-        reason=field(body, "reason", text),
-        samples=field(body, "samples", number),
-    )
+def _rows_file(header: Header) -> TraceFile:
+    if len(header.files) != 1:
+        raise TraceError(f"{header.key}: {len(header.files)} files of rows, expected one")
+    return header.files[0]
 
 
 def read_manifest(store: Store, step: int) -> Manifest:
@@ -301,81 +262,10 @@ def check_manifest(manifest: object, where: str) -> Manifest:
     return manifest
 
 
-def _repeating(field: pa.Field) -> pa.Field:
-    return (
-        field.with_type(pa.dictionary(pa.int32(), pa.string())) if field.name == "group" else field
-    )
-
-
 def sealed_steps(store: Store) -> list[int]:
     """Return the steps that have a manifest, in ascending order."""
     found = [(info.key, keys.number_of(info.key)) for info in store.list(keys.steps())]
     return [step for key, step in found if step is not None and key == keys.manifest(step)]
-
-
-class Commits:
-    """A cache of trace commits. Each commit is read once. Threads can share the cache."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._lock = Lock()
-        self._read: dict[str, Header] = {}
-
-    def header(self, key: str) -> Header:
-        """Return the commit that is stored under a key. Raises the same errors as `read_header`."""
-        with self._lock:
-            if key not in self._read:
-                self._read[key] = read_header(self._store, key)
-            return self._read[key]
-
-
-def open_file(
-    store: Store, manifest: Manifest, number: int, commits: Commits | None = None
-) -> tuple[TraceFile, Geometry | None]:
-    """Return a manifest's data file as described in its commit, and the geometry of the routes.
-
-    Args:
-        store: The store that contains the commit.
-        manifest: The manifest that lists the file.
-        number: The file's index in the manifest's list.
-        commits: Cache of commits; None reads the commit from the store.
-
-    Raises:
-        ObjectMissingError: The commit is not in the store.
-        CorruptObjectError: The commit differs from the one that the sealed manifest names.
-        TraceError: The manifest or the commit does not list the file.
-    """
-    if not 0 <= number < len(manifest.files):
-        here = f"0..{len(manifest.files) - 1}" if manifest.files else "no files"
-        raise TraceError(
-            f"{keys.manifest(manifest.step)} in {store.uri}: a sample refers to file {number}, "
-            f"expected {here}; remake the step"
-        )
-    ref = manifest.files[number]
-    header = (commits or Commits(store)).header(ref.commit)
-    if header.sha256 != ref.commit_sha256:
-        raise CorruptObjectError(
-            f"{ref.commit} in {store.uri}: content {header.sha256[:16]}..., but the manifest "
-            f"records {ref.commit_sha256[:16]}...; restore the object"
-        )
-    for file in header.files:
-        if file.data.sha256 == ref.sha256:
-            # In a step that is sealed from a recorded set, the file's key differs from the key in
-            # its commit.
-            return replace(file, data=replace(file.data, key=ref.key)), header.geometry
-    raise TraceError(f"{ref.commit} in {store.uri}: no file {ref.key} in this commit")
-
-
-def file_of(header: Header, role: Role) -> TraceFile | None:
-    """Return a commit's file with the given role; None if the commit does not list one."""
-    return next((file for file in header.files if file.role == role), None)
-
-
-def refs_of(header: Header) -> list[FileRef]:
-    """Return the references with which a manifest lists a commit's files, in the same order."""
-    return [
-        FileRef(file.data.key, file.data.sha256, header.key, header.sha256) for file in header.files
-    ]
 
 
 def is_pruned(store: Store, step: int) -> bool:

@@ -6,22 +6,37 @@ routes = read_routes(store, shard, shard.ids)
 ids = check_shard(read_manifest(store, step), shard)   # the samples that may now be used
 """
 
+from collections.abc import Set
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from pipeline.run import keys
 from pipeline.store import Store
 from pipeline.traces.format import domain
-from pipeline.traces.format.header import check_place, read_header
-from pipeline.traces.format.manifest import Manifest, check_manifest, refs_of
-from pipeline.traces.format.schema import MANIFEST, SUMMARY
-from pipeline.traces.format.shard_rows import shard_rows, versions_of
+from pipeline.traces.format.header import Header, file_of, read_header
+from pipeline.traces.format.manifest import BASELINE, NO_REWARD, Manifest, check_manifest
+from pipeline.traces.format.parquet import open_file
+from pipeline.traces.format.schema import MANIFEST, SAMPLES, SUMMARY
 from pipeline.traces.format.types import TraceError
+
+_SHARD = pa.schema([*SUMMARY, SAMPLES.field("segments"), SAMPLES.field("version_spans")])
+
+
+def read_shard_header(store: Store, step: int, shard: int) -> Header:
+    """Read the commit of a rollout shard. Raises the same errors as `open_shard`."""
+    step = domain.check_number(step, domain.MOST_STEP, "step")
+    shard = domain.check_number(shard, domain.MOST_SHARD, f"step {step}: shard")
+    return read_header(store, keys.rollout(step, shard), {"step": step, "shard": shard})
 
 
 def open_shard(store: Store, step: int, shard: int) -> Manifest:
     """Return a committed rollout shard as a manifest of its own samples, in ascending id order.
 
     The result can be passed wherever a manifest is accepted: to `read_routes`, `read_samples` and
-    the streams, which compare the data with the shard's commit. Do not use a sample's data before
-    `check_shard` returns the sample's id.
+    the streams. Do not use a sample's data before `check_shard` returns the sample's id.
 
     Args:
         store: The store of the run.
@@ -34,20 +49,17 @@ def open_shard(store: Store, step: int, shard: int) -> Manifest:
         StoreError: The store failed.
         TraceError: The commit is malformed or belongs to a different shard.
     """
-    step = domain.check_number(step, domain.MOST_STEP, "step")
-    shard = domain.check_number(shard, domain.MOST_SHARD, f"step {step}: shard")
-    key = keys.rollout(step, shard)
-    header = read_header(store, key)
-    check_place(store, header, {"step": step, "shard": shard})
+    header = read_shard_header(store, step, shard)
     rows = shard_rows(store, header, 0).sort_by("id")
     return Manifest(
-        step=step,
+        step=int(step),
         policy_versions=versions_of(rows),
         geometry=header.geometry,
         provenance=header.provenance,
-        files=tuple(refs_of(header)),
+        files=header.files,
         rows=rows.select(MANIFEST.names).cast(MANIFEST),
         policies=header.policies,
+        run=header.run,
     )
 
 
@@ -55,9 +67,8 @@ def check_shard(sealed: Manifest, shard: Manifest) -> list[str]:
     """Return the ids of an early shard's samples that the sealed step contains.
 
     The ids are in the step's order. Raises TraceError if the step was sealed with a different
-    commit of this shard, or if a sample's columns differ between the manifest and the shard. Also
-    raises TraceError for a step without its rows, such as the result of `open_manifest`, and for a
-    manifest of the trainer's routes (R2), such as the result of `used_routes`.
+    commit of this shard, for a step without its rows, such as the result of `open_manifest`, and
+    for a manifest of the trainer's routes (R2), such as the result of `used_routes`.
     """
     if not check_manifest(sealed, "sealed step").ids:
         raise TraceError(
@@ -65,24 +76,73 @@ def check_shard(sealed: Manifest, shard: Manifest) -> list[str]:
             "use read_manifest or .all()"
         )
     check_manifest(shard, "shard")
-    name = f"step {sealed.step}: {shard.files[0].commit}"
     kinds = [of.provenance.kind if of.provenance else None for of in (sealed, shard)]
     if kinds[0] == "R2" != kinds[1]:
         raise TraceError(
-            f"{name}: a manifest of routes recorded by the trainer (R2), expected one of the "
-            "shards' routes; pass read_manifest(store, step) of the run"
+            f"step {sealed.step}: a manifest of routes recorded by the trainer (R2), expected one "
+            "of the shards' routes; pass read_manifest(store, step) of the run"
         )
-    if missing := [ref for ref in shard.files if ref not in sealed.files]:
+    if missing := [file for file in shard.files if file not in sealed.files]:
         raise TraceError(
-            f"{name}: the step was not sealed with {missing[0].key} of commit "
-            f"{missing[0].commit_sha256[:16]}..., which was read early; read the sealed step"
+            f"step {sealed.step}: it was not sealed with {missing[0].key}, which was read early; "
+            "read the sealed step"
         )
-    ids = [id for id in sealed.ids if id in shard.numbers]
-    theirs, ours = (m.select(ids).select(SUMMARY.names) for m in (sealed, shard))
-    for column in SUMMARY.names:
-        if theirs[column].combine_chunks() != ours[column].combine_chunks():
-            raise TraceError(
-                f"{name}: {column} of its samples differs between the sealed step and the "
-                "shard; remake the step"
-            )
-    return ids
+    return [id for id in sealed.ids if id in shard.numbers]
+
+
+def shard_rows(
+    store: Store, header: Header, first: int, baselines: Set[str] = frozenset()
+) -> pa.Table:
+    """Read the manifest rows of a rollout shard, with their version spans.
+
+    Args:
+        store: The store that contains the shard.
+        header: The shard's commit.
+        first: The number of the shard's first file in the manifest's list.
+        baselines: Ids of greedy samples.
+
+    Returns:
+        One row per sample: the columns of schema.MANIFEST, then segments and version spans.
+
+    Raises:
+        TraceError: The commit does not list a required file.
+    """
+    numbers = {file.role: first + i for i, file in enumerate(header.files)}
+    table = open_file(store, file_of(header, "samples")).read(_SHARD)
+    rows = len(table)
+    samples = _structs(
+        file=np.full(rows, numbers["samples"], np.int32), row=np.arange(rows, dtype=np.int32)
+    )
+    if header.geometry is None:
+        routes = pa.nulls(rows, MANIFEST.field("routes").type)
+    else:
+        number = first + header.files.index(file_of(header, "routes"))
+        part = _structs(
+            file=np.full(rows, number, np.int32), segments=table["segments"].combine_chunks()
+        )
+        routes = pa.ListArray.from_arrays(np.arange(rows + 1, dtype=np.int32), part)
+    not_trained = pc.if_else(pc.is_null(table["reward"]), NO_REWARD, pa.scalar(None, pa.string()))
+    not_trained = pc.if_else(is_one_of(table["id"], baselines), BASELINE, not_trained)
+    for name, column in {"samples": samples, "routes": routes, "not_trained": not_trained}.items():
+        table = table.append_column(name, column)
+    return table
+
+
+def is_one_of(column: pa.ChunkedArray, names: Set[str]) -> pa.ChunkedArray:
+    """Return whether each text is one of `names`.
+
+    Arrow hashes all names that it is given. It is given only those in the column, because a step
+    may have thousands of names, and each of its thousands of shards a few of them.
+    """
+    present = [text for text in pc.unique(column).to_pylist() if text in names] if names else []
+    return pc.is_in(column, pa.array(present, pa.string()))
+
+
+def versions_of(rows: pa.Table) -> tuple[int, ...]:
+    """Return the policy versions in the `version_spans` of samples, ascending."""
+    spans = pc.list_flatten(rows["version_spans"])
+    return tuple(sorted(pc.unique(pc.struct_field(spans, "version")).to_pylist()))
+
+
+def _structs(**fields: Any) -> pa.StructArray:
+    return pa.StructArray.from_arrays([pa.array(f) for f in fields.values()], names=list(fields))

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from pipeline.model.geometry import Geometry
 from pipeline.model.limits import MOST_TOKENS
 from pipeline.traces.format import domain
-from pipeline.traces.format.codec import canonical
+from pipeline.traces.format.routes import canonical
 from pipeline.traces.format.types import Routes, Sample, TraceError
 
 _MOST_BYTES = 8 << 30

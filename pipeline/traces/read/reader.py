@@ -1,36 +1,33 @@
-"""Slices of a sealed step: only the requested layers of the requested samples are fetched."""
+"""Reading samples and routes of a sealed step: only the needed layers and row groups are fetched.
 
-import itertools
+Dimensions: T is the number of rows in a sample, L the number of selected layers, K the number of
+experts per row, and N the number of rows in some row groups.
+"""
+
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.errors import cut
 from pipeline.model.geometry import Geometry
-from pipeline.run.commit import DataFile, read_data
+from pipeline.run.commit import DataFile
 from pipeline.store import Store
-from pipeline.threads import in_threads
-from pipeline.traces.format.chunks import TraceFile, describe, read_footer, read_table
+from pipeline.threads import in_order
 from pipeline.traces.format.domain import check_layers, check_names
-from pipeline.traces.format.manifest import Manifest, check_manifest, open_file
-from pipeline.traces.format.schema import SAMPLES
-from pipeline.traces.format.types import Routes, Sample, TraceError
-from pipeline.traces.read.parts import Part, read_part, read_rows
-from pipeline.traces.read.rows import sample_at
-from pipeline.traces.read.slices import Slices
-
-COMPARED = (
-    *("id", "group", "prompt_id", "policy_version", "prompt_length", "response_length"),
-    *("token_digest", "rows_total", "reward", "reward_error", "branch_of"),
-)
-"""Columns that must be equal in the samples file and in the manifest."""
-_TOGETHER = 32
-"""The number of samples whose routes a thread joins in one task."""
+from pipeline.traces.format.manifest import Manifest, check_manifest
+from pipeline.traces.format.parquet import OpenFile, open_file, read_whole
+from pipeline.traces.format.schema import SAMPLES, TOKEN, layer_column, routes_schema
+from pipeline.traces.format.types import Routes, Sample, TraceError, VersionSpan
 
 
 def read_samples(store: Store, manifest: Manifest, ids: Iterable[str]) -> list[Sample]:
-    """Read samples, leaving out their routes, and compare their tokens with their digests.
+    """Read samples, leaving out their routes.
 
     Args:
         store: The store that contains the step.
@@ -41,19 +38,14 @@ def read_samples(store: Store, manifest: Manifest, ids: Iterable[str]) -> list[S
         The samples in the order of `ids`.
 
     Raises:
-        ObjectMissingError: A commit or file is missing.
-        CorruptObjectError: A commit or file is damaged.
-        TraceError: An id is unknown or is not a str, or the content of a file is invalid. In the
-            second case, the message names the file and the sample.
+        ObjectMissingError: A file is missing.
+        CorruptObjectError: A file is damaged.
+        TraceError: An id is unknown or is not a str, or a file has other samples than the manifest
+            says. In the second case, the message names the file and the sample.
     """
     step = check_manifest(manifest, "read_samples").step
     ids = check_names(ids, f"step {step}: ids")
-    wanted = manifest.select(ids).select([*COMPARED, "samples"]).to_pylist()
-    found: dict[str, Sample] = {}
-    for number in sorted({row["samples"]["file"] for row in wanted}):
-        file, _ = open_file(store, manifest, number)
-        here = [row for row in wanted if row["samples"]["file"] == number]
-        found.update((sample.id, sample) for sample in samples_of(store, file, here))
+    found = {sample.id: sample for sample in stored_samples(store, manifest, manifest.select(ids))}
     return [found[id] for id in ids]
 
 
@@ -63,60 +55,78 @@ def every_sample(store: Store, manifest: Manifest) -> Iterator[Sample]:
     Each row group is read once, and only one is in memory at a time. Raises the same errors as
     `read_samples`.
     """
-    numbers = pc.struct_field(manifest.rows["samples"], "file")
-    for number in sorted(pc.unique(numbers).to_pylist()):
-        file, _ = open_file(store, manifest, number)
-        rows = manifest.rows.filter(pc.equal(numbers, number)).select([*COMPARED, "samples"])
-        yield from samples_of(store, file, rows.to_pylist())
+    return stored_samples(store, manifest, manifest.rows)
 
 
-def samples_of(
-    store: Store, file: TraceFile, rows: Sequence[Mapping[str, Any]], footer: bytes | None = None
-) -> Iterator[Sample]:
-    """Yield the samples of the given manifest rows from one file, one row group at a time.
+def stored_samples(store: Store, manifest: Manifest, rows: pa.Table) -> Iterator[Sample]:
+    """Yield the samples of some rows of a manifest, file by file and one row group at a time."""
+    places = rows["samples"].combine_chunks()
+    file_N, row_N = (pc.struct_field(places, name).to_numpy() for name in ("file", "row"))
+    ids = rows["id"].to_pylist()
+    for number in dict.fromkeys(file_N.tolist()):
+        opened = open_file(store, file_at(manifest, number))
+        here = np.flatnonzero(file_N == number)
+        group_N = opened.groups_of(row_N[here])
+        for group in dict.fromkeys(group_N.tolist()):
+            table = opened.read(SAMPLES, [group])
+            for i in here[group_N == group].tolist():
+                sample = _sample(table, int(row_N[i] - opened.first_rows[group]))
+                if sample.id != ids[i]:
+                    raise TraceError(
+                        f"{opened.name}: row {row_N[i]} is sample {sample.id}, but the manifest "
+                        f"says {ids[i]}; remake the step"
+                    )
+                yield sample
 
-    Args:
-        store: The store that contains the file.
-        file: The samples file as described in its commit.
-        rows: Manifest rows with the columns COMPARED and `samples`.
-        footer: Checked footer from `read_footer`; None fetches the footer.
 
-    Raises:
-        ObjectMissingError: The file is missing.
-        CorruptObjectError: The file is damaged.
-        TraceError: The content of the file is invalid; the message names the file and the sample.
-    """
-    groups = file.groups_of([row["samples"]["row"] for row in rows]).tolist()
-    by_group: dict[int, list[Mapping[str, Any]]] = {}
-    for row, group in zip(rows, groups, strict=True):
-        by_group.setdefault(group, []).append(row)
-    footer = footer or read_footer(store, file)
-    for of_group in by_group.values():
-        places = [row["samples"]["row"] for row in of_group]
-        table, at = read_rows(store, file, places, SAMPLES, None, footer)
-        for row, place in zip(of_group, places, strict=True):
-            for name in COMPARED:
-                _same(file.data.key, row["id"], name, table[name][at[place]].as_py(), row[name])
-            yield sample_at(table, at[place], file.data.key)
+def file_at(manifest: Manifest, number: int) -> Any:
+    """Return a manifest's file by its number. Raises TraceError if it has no such file."""
+    if not 0 <= number < len(manifest.files):
+        raise TraceError(
+            f"step {manifest.step}: a sample refers to file {number} of {len(manifest.files)}; "
+            "remake the step"
+        )
+    return manifest.files[number]
 
 
 def read_sample_file(store: Store, file: DataFile) -> list[Sample]:
     """Read all samples from a validation's file (see `write_samples`), and check its digest."""
-    described = describe(read_data(store, file), file, "samples")
-    found: list[Sample] = []
-    for group in range(len(described.row_groups)):
-        table = read_table(store, described, SAMPLES, [group])
-        found += (sample_at(table, i, file.key) for i in range(len(table)))
-    return found
+    table = read_whole(store, file, SAMPLES)
+    return [_sample(table, i) for i in range(len(table))]
+
+
+def _sample(table: pa.Table, i: int) -> Sample:
+    """Return the sample in row i of a samples table, without its routes."""
+
+    def array(column: str) -> Any:
+        return table[column][i].values.to_numpy(zero_copy_only=False)
+
+    def value(column: str) -> Any:
+        return table[column][i].as_py()
+
+    return Sample(
+        id=value("id"),
+        group=value("group"),
+        prompt_id=value("prompt_id"),
+        prompt_tokens_P=array("prompt_tokens"),
+        response_tokens_G=array("response_tokens"),
+        loss_mask_G=array("loss_mask"),
+        logprobs_G=array("logprobs"),
+        finish_reason=value("finish_reason"),
+        version_spans=tuple(VersionSpan(**span) for span in value("version_spans")),
+        seed=value("seed"),
+        reward=value("reward"),
+        reward_error=value("reward_error"),
+        extras=json.loads(value("extras")),
+        routes=None,
+        branch_of=value("branch_of"),
+    )
 
 
 def read_routes(
     store: Store, manifest: Manifest, ids: Iterable[str], layers: Iterable[int] | None = None
 ) -> dict[str, Routes]:
-    """Read the routes of samples.
-
-    Only the bytes of the given layers are fetched. If all layers are read, the routes are compared
-    with the digest in the manifest.
+    """Read the routes of samples. Only the bytes of the given layers are fetched.
 
     Args:
         store: The store that contains the step.
@@ -128,68 +138,195 @@ def read_routes(
         Routes with sets [T, L, K], keyed by sample id. The layers are in the given order.
 
     Raises:
-        ObjectMissingError: A commit or file is missing.
-        CorruptObjectError: A commit or file is damaged.
-        TraceError: An id or a layer is unknown or malformed, or the content of a file is invalid.
-            In the second case, the message names the file and the sample.
+        ObjectMissingError: A file is missing.
+        CorruptObjectError: A file is damaged.
+        TraceError: An id or a layer is unknown or malformed, or the files lack rows of a sample.
+            The message names the file or the sample.
     """
     step = check_manifest(manifest, "read_routes").step
     ids = check_names(ids, f"step {step}: ids")
-    slices = read_slices(store, manifest, ids, layers)
-    cuts = range(0, len(ids), _TOGETHER)
-    found = in_threads(lambda i: [slices.routes(id) for id in ids[i : i + _TOGETHER]], cuts)
-    return dict(zip(ids, itertools.chain(*found), strict=True))
+    geometry = selected_layers(manifest, layers)
+    rows = manifest.select(ids).to_pylist()
+    opened = open_routes(store, manifest, rows, geometry.layers)
+    wanted = sorted({place for row in rows for place in groups_of(row, opened)})
+
+    def read(place: tuple[int, int]) -> Part:
+        number, group = place
+        return opened[number].read([group])[group]
+
+    parts = dict(zip(wanted, in_order(read, wanted, at_once=4), strict=True))
+    return {row["id"]: join(row, geometry, opened, parts) for row in rows}
 
 
-def read_slices(
-    store: Store, manifest: Manifest, ids: Sequence[str], layers: Iterable[int] | None = None
-) -> Slices:
-    """Fetch and decode the slices that `read_routes` joins.
+def selected_layers(manifest: Manifest, layers: Iterable[int] | None) -> Geometry:
+    """Return the geometry of some layers of a manifest's routes. Raises TraceError."""
+    step, geometry = manifest.step, manifest.geometry
+    if geometry is None:
+        raise TraceError(f"step {step}: no routes in its samples")
+    where = f"step {step}: layers"
+    wanted = geometry.layers if layers is None else check_layers(layers, where)
+    if unknown := sorted(set(wanted) - set(geometry.layers)):
+        raise TraceError(
+            f"step {step}: no routes for layers {unknown}, expected layers of {geometry.layers}"
+        )
+    if not wanted or len(set(wanted)) != len(wanted):
+        raise TraceError(f"{where} {list(wanted)}, expected at least one, and each once")
+    return Geometry(geometry.experts, geometry.topk, wanted)
+
+
+@dataclass(frozen=True)
+class RoutesFile:
+    """An open routes file and the layers to read from it."""
+
+    opened: OpenFile
+    geometry: Geometry
+    """Geometry with only the selected layers that the file contains."""
+
+    @cached_property
+    def schema(self) -> pa.Schema:
+        """The columns to read."""
+        layers = routes_schema(self.geometry)
+        return pa.schema([TOKEN.field("valid"), *(f for f in layers if f not in TOKEN)])
+
+    def bytes_of(self, group: int) -> int:
+        """Return how many bytes a row group's columns take."""
+        return self.opened.bytes_of(self.schema.names, [group])
+
+    def read(self, groups: Sequence[int]) -> dict[int, "Part"]:
+        """Fetch and decode the selected layers of some row groups. Raises like `OpenFile.read`."""
+        table = self.opened.read(self.schema, groups)
+        sets_LNK = np.empty(
+            (len(self.geometry.layers), len(table), self.geometry.topk), self.geometry.dtype
+        )
+        for layer, sets_NK in zip(self.geometry.layers, sets_LNK, strict=True):
+            start = 0
+            for chunk in table[layer_column(layer)].chunks:
+                sets_NK[start : start + len(chunk)] = _sets(chunk, sets_NK)
+                start += len(chunk)
+        valid_N = table["valid"].combine_chunks().to_numpy(zero_copy_only=False)
+        firsts = self.opened.first_rows
+        ends = np.cumsum([firsts[group + 1] - firsts[group] for group in groups]).tolist()
+        return {
+            group: Part(int(firsts[group]), sets_LNK[:, start:end], valid_N[start:end])
+            for group, start, end in zip(groups, [0, *ends], ends, strict=False)
+        }
+
+
+@dataclass(frozen=True)
+class Part:
+    """A decoded row group of a routes file."""
+
+    first: int
+    """The number of the group's first row in the file."""
+    sets_LNK: npt.NDArray[Any]
+    valid_N: npt.NDArray[np.bool_]
+
+
+def _sets(chunk: pa.FixedSizeBinaryArray, like: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return the expert ids [N, K] of an array, without a copy."""
+    stored = np.dtype(like.dtype).newbyteorder("<")
+    topk = like.shape[1]
+    ids = np.frombuffer(chunk.buffers()[1], stored)
+    return ids[chunk.offset * topk : (chunk.offset + len(chunk)) * topk].reshape(-1, topk)
+
+
+def open_routes(
+    store: Store,
+    manifest: Manifest,
+    rows: Sequence[Mapping[str, Any]],
+    layers: Sequence[int],
+) -> dict[int, RoutesFile]:
+    """Open the files that contain selected layers of some samples, keyed by number.
 
     Args:
         store: The store that contains the step.
         manifest: The sealed step.
-        ids: The samples whose routes are read.
-        layers: Model indices of the layers to read; None reads all.
+        rows: Rows of the manifest.
+        layers: Model indices of the selected layers.
+    """
+    found = {}
+    head = manifest.geometry
+    numbers = sorted({part["file"] for row in rows for part in row["routes"] or []})
+    here = {n: [i for i in layers if i in file_at(manifest, n).layers] for n in numbers}
+    wanted = [number for number in numbers if here[number]]
+    files = in_order(lambda number: open_file(store, manifest.files[number]), wanted)
+    for number, opened in zip(wanted, files, strict=True):
+        if head is not None:
+            geometry = Geometry(head.experts, head.topk, tuple(here[number]))
+            found[number] = RoutesFile(opened, geometry)
+    return found
+
+
+def groups_of(row: Mapping[str, Any], files: Mapping[int, RoutesFile]) -> list[tuple[int, int]]:
+    """Return the file numbers and row groups that contain a sample's routes."""
+    found: dict[tuple[int, int], None] = {}
+    for part in row["routes"] or []:
+        if (file := files.get(part["file"])) is not None:
+            for segment in part["segments"]:
+                ends = [segment["row"], segment["row"] + segment["tokens"] - 1]
+                first, last = file.opened.groups_of(ends).tolist()
+                found.update(((part["file"], group), None) for group in range(first, last + 1))
+    return list(found)
+
+
+def join(
+    row: Mapping[str, Any],
+    geometry: Geometry,
+    files: Mapping[int, RoutesFile],
+    parts: Mapping[tuple[int, int], Part],
+) -> Routes:
+    """Return the routes of a sample, in the layers of `geometry`.
+
+    Args:
+        row: The sample's row in the manifest.
+        geometry: The geometry with the selected layers.
+        files: The open files.
+        parts: Decoded row groups, keyed by file number and group.
 
     Raises:
-        ObjectMissingError: A commit or file is missing.
-        CorruptObjectError: A commit or file is damaged.
-        TraceError: The content of a file is invalid. Samples are checked only when they are joined.
+        TraceError: The files lack a row of the sample in some layer.
     """
-    if manifest.geometry is None:
-        raise TraceError(f"step {manifest.step}: no routes in its samples")
-    known = manifest.geometry.layers
-    where = f"step {manifest.step}: layers"
-    wanted = known if layers is None else check_layers(layers, where)
-    if unknown := sorted(set(wanted) - set(known)):
+    T = row["rows_total"]
+    # A layer's rows are contiguous, as in the file, so they can be copied in one piece.
+    sets_LTK = np.empty((len(geometry.layers), T, geometry.topk), geometry.dtype)
+    valid_T = np.empty(T, np.bool_)
+    covered_L = np.zeros(len(geometry.layers), np.int64)
+    for part in row["routes"] or []:
+        if (file := files.get(part["file"])) is None:
+            continue
+        at_L = [geometry.layers.index(layer) for layer in file.geometry.layers]
+        to_L = slice(at_L[0], at_L[-1] + 1) if at_L == [*range(at_L[0], at_L[-1] + 1)] else at_L
+        for segment in part["segments"]:
+            for to, piece, rows in _pieces(segment, part["file"], file, parts):
+                sets_LTK[to_L, to] = piece.sets_LNK[:, rows]
+                valid_T[to] = piece.valid_N[rows]
+            covered_L[at_L] += segment["tokens"]
+    if T and (lacking := np.flatnonzero(covered_L != T)).size:
+        layer = geometry.layers[lacking[0]]
         raise TraceError(
-            f"step {manifest.step}: no routes for layers {unknown}, expected layers of {known}"
+            f"sample {row['id']}: {covered_L[lacking[0]]} rows of routes in layer {layer}, "
+            f"expected {T}: one per token except the last; remake the step"
         )
-    if not wanted or len(set(wanted)) != len(wanted):
-        raise TraceError(f"{where} {list(wanted)}, expected at least one, and each once")
-    rows = {row["id"]: row for row in manifest.select(ids).to_pylist()}
-    segments: dict[int, set[int]] = {}
-    for row in rows.values():
-        for part in row["routes"] or []:
-            rows_of_part = segments.setdefault(part["file"], set())
-            rows_of_part.update(place["row"] for place in part["segments"])
-    parts: dict[int, Part] = {}
-    for number in sorted(segments):
-        file, geometry = open_file(store, manifest, number)
-        if geometry is None:
-            raise TraceError(f"{file.data.key}: no geometry in its commit")
-        here = [layer for layer in wanted if layer in geometry.layers]
-        if here:
-            parts[number] = read_part(store, file, geometry, here, sorted(segments[number]))
-    of_wanted = Geometry(manifest.geometry.experts, manifest.geometry.topk, wanted)
-    return Slices(of_wanted, parts, rows, whole=set(wanted) == set(known))
+    return Routes(sets_LTK.swapaxes(0, 1), valid_T)
 
 
-def _same(key: str, id: str, name: str, found: Any, expected: Any) -> None:
-    both_nan = found != found and expected != expected  # `check_sample` refuses such a reward
-    if found != expected and not both_nan:
-        raise TraceError(
-            f"{key}: sample {id}: {name} is {cut(found)}, but the manifest records "
-            f"{cut(expected)}; restore the object or remake the step"
+def _pieces(
+    segment: Mapping[str, int],
+    number: int,
+    file: RoutesFile,
+    parts: Mapping[tuple[int, int], Part],
+) -> Iterator[tuple[slice, Part, slice]]:
+    """Yield the positions of a segment's rows in each row group, with their rows in its part."""
+    row, end = segment["row"], segment["row"] + segment["tokens"]
+    firsts = file.opened.first_rows
+    while row < end:
+        group = int(np.searchsorted(firsts, row, side="right")) - 1
+        part = parts[number, group]
+        stop = min(end, int(firsts[group + 1]))
+        start = segment["start"] + row - segment["row"]
+        yield (
+            slice(start, start + stop - row),
+            part,
+            slice(row - part.first, stop - part.first),
         )
+        row = stop

@@ -1,21 +1,19 @@
 """Library functions that create samples from plain arrays and write a step in one call."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from pipeline.model.geometry import Geometry
-from pipeline.policies import weights
 from pipeline.run import keys
 from pipeline.run.commit import new_write_id
-from pipeline.store import Store, place_text
+from pipeline.store import Store
 from pipeline.traces.format import domain
-from pipeline.traces.format.digests import check_tokens
 from pipeline.traces.format.ids import group_id, sample_id
 from pipeline.traces.format.manifest import SealedManifest
+from pipeline.traces.format.routes import check_tokens
 from pipeline.traces.format.types import (
     Provenance,
     Routes,
@@ -24,9 +22,8 @@ from pipeline.traces.format.types import (
     VersionSpan,
     check_array,
 )
-from pipeline.traces.write.checked import shard_key
 from pipeline.traces.write.seal import seal
-from pipeline.traces.write.writer import write_shard
+from pipeline.traces.write.writer import shard_key, write_shard
 
 _UNKNOWN = -1
 """The expert id that marks a row as unknown, if all entries of the row have this value."""
@@ -151,27 +148,6 @@ def write_step(
         )
     ids = [sample.id for sample in taken]
     return seal(store, step, 1, lambda _: ids, None)
-
-
-def weights_digest(folder: str | Path) -> str:
-    """Return the digest of all tensors in the safetensors files of a folder.
-
-    The digest does not depend on how tensors are divided among files. Raises TraceError if the
-    folder does not contain safetensors files, if a file is malformed or incomplete, or if the
-    folder's index lists a file that is missing. Also raises OSError.
-    """
-    try:
-        path = Path(place_text(folder))
-    except ValueError as error:
-        raise TraceError(f"weights: {error}; give the folder of a policy") from error
-    try:
-        files = weights.weights_files(path)
-        digest = weights.weights_digest(map(weights.read_weights, files))
-    except ValueError as error:
-        raise TraceError(f"weights in {folder}: {error}") from error
-    if not files:
-        raise TraceError(f"{folder}: no *{weights.SUFFIX} files, expected the weights of a policy")
-    return digest
 
 
 def _mask(id: str, loss_mask: npt.ArrayLike) -> npt.NDArray[np.bool_]:

@@ -1,37 +1,176 @@
-"""Creating and writing the rows of a samples file."""
+"""The rows of samples files and routes files."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from pipeline.model.geometry import Geometry
-from pipeline.traces.format.digests import digest_of_canonical, token_digest
+from pipeline.store import Store
 from pipeline.traces.format.domain import json_text
-from pipeline.traces.format.schema import SAMPLES
-from pipeline.traces.format.types import Sample
-from pipeline.traces.write.files import FileWriter
-from pipeline.traces.write.segments import SegmentRef
+from pipeline.traces.format.header import TraceFile
+from pipeline.traces.format.routes import token_digest
+from pipeline.traces.format.schema import SAMPLES, file_metadata, routes_schema
+from pipeline.traces.format.types import Provenance, Routes, Sample
+from pipeline.traces.write.files import Compression, FileWriter
 
-ROW_GROUP_TOKENS = 262_144
-"""Tokens per row group (2 MB). Sealing reads some columns of every row group, so a few large row
-groups are better than many small ones."""
-_ROW_GROUP_TEXT = 8 << 20
+ROUTES_ROWS = 32_768
+"""Rows per row group of a routes file. A layer's page with top-8 then has 256 KiB."""
+_SAMPLES_TOKENS = 262_144
+"""Tokens per row group of a samples file (2 MB). Sealing reads some columns of every row group, so
+a few large row groups are better than many small ones."""
+_SAMPLES_TEXT = 8 << 20
 """Characters of text per row group, limited because readers decode entire row groups."""
 _TEXTS = [field.name for field in SAMPLES if field.type == pa.string()]
+_REPEATED = [name for name in SAMPLES.names if name not in ("id", "token_digest", "logprobs")]
 
 
-def sample_row(
-    sample: Sample, geometry: Geometry | None, places: Sequence[SegmentRef] | None
-) -> dict[str, Any]:
-    """Return the row for a sample that was checked (`check_new`) and has canonical routes.
+@dataclass(frozen=True)
+class Segment:
+    """Consecutive positions of a sample in a routes file."""
 
-    Args:
-        sample: The sample.
-        geometry: Geometry of its routes; None if there are no routes.
-        places: Segments of the routes file that contain its routes; None if there are no routes.
-    """
+    start: int
+    """The first position."""
+    row: int
+    """The file's row with this position."""
+    tokens: int
+    """The number of positions."""
+
+
+class RoutesWriter:
+    """Writes routes in stored form to a routes file, in full row groups."""
+
+    def __init__(
+        self,
+        store: Store,
+        key: str,
+        origin: Mapping[str, Any],
+        geometry: Geometry,
+        provenance: Provenance | None,
+        compression: Compression = "zstd",
+    ) -> None:
+        self._geometry = geometry
+        self._schema = routes_schema(geometry)
+        self.file = FileWriter(
+            store,
+            key,
+            "routes",
+            self._schema,
+            file_metadata("routes", origin, geometry, provenance),
+            dictionary=["sample"],
+            statistics=["sample"],
+            layers=geometry.layers,
+            compression=compression,
+        )
+        self._pending: list[tuple[str, int, Routes]] = []
+        self._rows = 0
+
+    @property
+    def held_bytes(self) -> int:
+        """Size in bytes of the routes in the row group that is not yet written."""
+        return sum(routes.sets_TLK.nbytes for _, _, routes in self._pending)
+
+    def add(self, id: str, routes: Routes, start: int, end: int) -> list[Segment]:
+        """Append the positions [start, end) of a sample, and return where they are."""
+        if start == end:
+            return []
+        found = Segment(start, self.file.rows + self._rows, end - start)
+        while start < end:
+            room = ROUTES_ROWS - self._rows
+            # Leaving a row group partly empty is better than splitting a sample between two.
+            if room < end - start and self._half_full:
+                self._cut()
+                continue
+            stop = min(end, start + room)
+            piece = Routes(routes.sets_TLK[start:stop], routes.valid_T[start:stop])
+            self._pending.append((id, start, piece))
+            self._rows += stop - start
+            if self._rows == ROUTES_ROWS:
+                self._cut()
+            start = stop
+        return [found]
+
+    def end_group(self) -> None:
+        """End a group: the next rows belong to a different group.
+
+        A row group that is at least half full is written now, so that a rank that reads some groups
+        of a step fetches few tokens of other groups.
+        """
+        if self._half_full:
+            self._cut()
+
+    def finish(self) -> TraceFile:
+        """Write the last row group, and create the file."""
+        if self._rows:
+            self._cut()
+        return self.file.finish()
+
+    @property
+    def _half_full(self) -> bool:
+        return self._rows >= ROUTES_ROWS // 2
+
+    def _cut(self) -> None:
+        geometry, pending = self._geometry, self._pending
+        sets_LNK = np.empty((len(geometry.layers), self._rows, geometry.topk), geometry.dtype)
+        # Without `out`, the result would have the memory order of the parts.
+        parts = [routes.sets_TLK.swapaxes(0, 1) for _, _, routes in pending]
+        np.concatenate(parts, axis=1, out=sets_LNK)
+        lengths = [len(routes.valid_T) for _, _, routes in pending]
+        numbers = np.repeat(np.arange(len(pending), dtype=np.int32), lengths)
+        positions = [
+            np.arange(start, start + n) for (_, start, _), n in zip(pending, lengths, strict=True)
+        ]
+        columns = [
+            pa.DictionaryArray.from_arrays(numbers, [id for id, _, _ in pending]).cast(pa.string()),
+            pa.array(np.concatenate(positions).astype(np.int32)),
+            pa.array(np.concatenate([routes.valid_T for _, _, routes in pending])),
+            *(_binary(sets_NK) for sets_NK in sets_LNK),
+        ]
+        self.file.write_table(pa.table(columns, schema=self._schema))
+        self._pending, self._rows = [], 0
+
+
+class SampleWriter:
+    """Writes samples to a samples file, one row group at a time."""
+
+    def __init__(self, store: Store, key: str, origin: Mapping[str, Any]) -> None:
+        metadata = file_metadata("samples", origin)
+        self.file = FileWriter(store, key, "samples", SAMPLES, metadata, dictionary=_REPEATED)
+        self._pending: list[dict[str, Any]] = []
+        self._tokens = self._text = 0
+
+    def add(self, sample: Sample, segments: Sequence[Segment] | None) -> None:
+        """Append a checked sample; `segments` locate its routes, None if it has none."""
+        row = _row(sample, segments)
+        self._pending.append(row)
+        self._tokens += row["rows_total"] + 1 + len(row["version_spans"])
+        self._text += sum(len(row[name] or "") for name in _TEXTS)
+        if self._tokens >= _SAMPLES_TOKENS or self._text >= _SAMPLES_TEXT:
+            self._cut()
+
+    def finish(self) -> TraceFile:
+        """Write the last row group, and create the file."""
+        if self._pending:
+            self._cut()
+        return self.file.finish()
+
+    def _cut(self) -> None:
+        columns = {name: [row[name] for row in self._pending] for name in SAMPLES.names}
+        self.file.write_table(pa.table(columns, schema=SAMPLES))
+        self._pending, self._tokens, self._text = [], 0, 0
+
+
+def _binary(sets_NK: npt.NDArray[Any]) -> pa.Array:
+    """Return the rows of a contiguous array as fixed-size binary values, without a copy."""
+    stored = sets_NK.astype(sets_NK.dtype.newbyteorder("<"), copy=False)
+    width = pa.binary(sets_NK.shape[1] * sets_NK.itemsize)
+    return pa.FixedSizeBinaryArray.from_buffers(width, len(stored), [None, pa.py_buffer(stored)])
+
+
+def _row(sample: Sample, segments: Sequence[Segment] | None) -> dict[str, Any]:
     routes, tokens_S = sample.routes, sample.tokens_S
     return {
         "id": sample.id,
@@ -43,11 +182,10 @@ def sample_row(
         "reward": None if sample.reward is None else float(sample.reward),
         "reward_error": sample.reward_error,
         "token_digest": token_digest(tokens_S),
-        "routes_digest": digest_of_canonical(routes, geometry) if routes and geometry else None,
         "rows_valid": int(np.count_nonzero(routes.valid_T)) if routes else None,
         "rows_total": len(tokens_S) - 1,
         "branch_of": sample.branch_of,
-        "segments": None if places is None else [vars(place) for place in places],
+        "segments": None if segments is None else [asdict(segment) for segment in segments],
         "prompt_tokens": sample.prompt_tokens_P,
         "response_tokens": sample.response_tokens_G,
         "loss_mask": sample.loss_mask_G,
@@ -57,31 +195,3 @@ def sample_row(
         "seed": sample.seed,
         "extras": json_text(sample.extras, f"sample {sample.id}: extras"),
     }
-
-
-class RowWriter:
-    """Writes sample rows to a samples file, one row group at a time."""
-
-    def __init__(self, file: FileWriter) -> None:
-        self._file = file
-        self._pending: list[dict[str, Any]] = []
-        self._tokens = self._text = 0
-
-    def add(self, row: dict[str, Any]) -> None:
-        """Append a row."""
-        self._pending.append(row)
-        lists = (row["version_spans"], row["segments"] or ())
-        self._tokens += row["rows_total"] + 1 + sum(map(len, lists))
-        self._text += sum(len(row[name] or "") for name in _TEXTS)
-        if self._tokens >= ROW_GROUP_TOKENS or self._text >= _ROW_GROUP_TEXT:
-            self._cut()
-
-    def finish(self) -> None:
-        """Write the last row group. The caller finishes the file."""
-        if self._pending:
-            self._cut()
-
-    def _cut(self) -> None:
-        columns = {name: [row[name] for row in self._pending] for name in SAMPLES.names}
-        self._file.write_table(pa.table(columns, schema=SAMPLES))
-        self._pending, self._tokens, self._text = [], 0, 0

@@ -19,33 +19,25 @@ from pipeline.run.commit import commit, new_write_id
 from pipeline.store import Store
 from pipeline.threads import in_order
 from pipeline.traces.format import domain
-from pipeline.traces.format.header import (
-    Header,
-    check_place,
-    read_header,
-    same_source,
-    with_header,
-)
+from pipeline.traces.format.header import Header, files_json, source, united, with_header
 from pipeline.traces.format.ids import check_ids, check_once, named
 from pipeline.traces.format.manifest import (
-    FileRef,
+    BASELINE,
     Manifest,
     Rejected,
     SealedManifest,
     open_manifest,
-    refs_of,
 )
-from pipeline.traces.format.policies import united
-from pipeline.traces.format.schema import MANIFEST
-from pipeline.traces.format.shard_rows import BASELINE, is_one_of, shard_rows, versions_of
+from pipeline.traces.format.schema import MANIFEST, file_metadata
 from pipeline.traces.format.types import TraceError
+from pipeline.traces.read.early import is_one_of, read_shard_header, shard_rows, versions_of
 from pipeline.traces.write.files import FileWriter
 
 ROW_GROUP_SAMPLES = 65_536
 _ROW_GROUP_BYTES = 64 << 20
 """Maximum size in bytes of a row group in memory. The limit is needed because readers decode
 entire row groups, and error texts may be long."""
-_PLACE = ("step", "shard")
+_REPEATED = [name for name in MANIFEST.names if name not in ("id", "token_digest")]
 
 
 def seal(
@@ -135,10 +127,10 @@ def _checked_rejections(step: int, rejected: object) -> dict[str, str]:
 def write_manifest(store: Store, manifest: Manifest) -> None:
     """Seal a step whose rows are in memory. A step that is already sealed remains unchanged."""
     write_id = new_write_id()
-    with _writer(store, manifest.step, write_id) as file:
+    with _writer(store, manifest, write_id) as file:
         rows = _Rows(file)
         rows.add(manifest.rows)
-        _commit(store, manifest, rows, write_id)
+        _commit(store, manifest, rows, 0, write_id)
 
 
 def _seal(
@@ -155,20 +147,30 @@ def _seal(
     """Write the manifest of committed shards; return False if another writer committed first."""
     headers = _headers(store, step, shards)
     first = headers[0]
-    starts = accumulate((len(refs_of(header)) for header in headers), initial=0)
-    refs: list[FileRef] = []
+    starts = accumulate((len(header.files) for header in headers), initial=0)
     write_id = new_write_id()
     versions: set[int] = set() if policy_version is None else {policy_version}
     counts: Counter[str] = Counter()
     hashes: list[npt.NDArray[np.int64]] = []
     unseen = set(baselines)
-    with _writer(store, step, write_id) as file:
+    head = Manifest(
+        step,
+        (),
+        first.geometry,
+        first.provenance,
+        tuple(file for header in headers for file in header.files),
+        MANIFEST.empty_table(),
+        policies=united((header.key, header.policies) for header in headers),
+        training=training,
+        run=first.run,
+    )
+    with _writer(store, head, write_id) as file:
         rows = _Rows(file)
         tables = in_order(
             lambda at: shard_rows(store, at[0], at[1], baselines).sort_by("id"),
             zip(headers, starts, strict=False),
         )
-        for shard, (header, table) in enumerate(zip(headers, tables, strict=True)):
+        for shard, table in enumerate(tables):
             name = f"step {step}, shard {shard}"
             versions.update(_planned_versions(name, table, policy_version))
             unseen.difference_update(table["id"].to_pylist() if unseen else ())
@@ -178,7 +180,6 @@ def _seal(
             ids = table["id"].to_pylist()
             check_ids(name, ids, ids_of_shard(shard))
             hashes.append(np.fromiter(map(hash, ids), np.int64, len(ids)))
-            refs += refs_of(header)
             rows.add(table)
         where = f"step {step} in {store.uri}"
         _check_once(where, hashes, ids_of_shard)
@@ -187,18 +188,12 @@ def _seal(
         )
         if not rows.samples:
             raise TraceError(f"{where}: no samples, expected at least one")
-        head = Manifest(
-            step,
-            tuple(sorted(versions)),
-            first.geometry,
-            first.provenance,
-            tuple(refs),
-            MANIFEST.empty_table(),
-            policies=united((header.key, header.policies) for header in headers),
-            training=training,
+        head = replace(
+            head,
+            policy_versions=tuple(sorted(versions)),
             rejected=tuple(Rejected(group, rejected[group], counts[group]) for group in rejected),
         )
-        return _commit(store, head, rows, write_id)
+        return _commit(store, head, rows, shards, write_id)
 
 
 def _planned_versions(name: str, table: pa.Table, planned: int | None) -> tuple[int, ...]:
@@ -296,36 +291,42 @@ class _Rows:
         return self._held > 1 and self._held_bytes > _ROW_GROUP_BYTES
 
 
-def _writer(store: Store, step: int, write_id: str) -> FileWriter:
-    return FileWriter(store, keys.manifest_rows(step, write_id), "manifest", MANIFEST)
+def _writer(store: Store, head: Manifest, write_id: str) -> FileWriter:
+    return FileWriter(
+        store,
+        keys.manifest_rows(head.step, write_id),
+        "manifest",
+        MANIFEST,
+        file_metadata("manifest", {"run": head.run, "step": head.step}),
+        dictionary=_REPEATED,
+    )
 
 
-def _commit(store: Store, head: Manifest, rows: _Rows, write_id: str) -> bool:
+def _commit(store: Store, head: Manifest, rows: _Rows, shards: int, write_id: str) -> bool:
     counts = rows.finish()
     body = {
         "step": head.step,
         "policy_versions": list(head.policy_versions),
-        "data": [asdict(ref) for ref in head.files],
+        "data": files_json(head.files),
+        "shards": shards,
         "counts": counts,
         "training": head.training,
         "rejected": [asdict(group) for group in head.rejected],
     }
     files = [rows.file.finish()]
     key = keys.manifest(head.step)
-    body = with_header(body, files, head.geometry, head.provenance, head.policies)
+    body = with_header(body, files, head.geometry, head.provenance, head.policies, head.run)
     return commit(store, key, body, write_id).ours
 
 
 def _headers(store: Store, step: int, shards: int) -> list[Header]:
     """Check and return the headers of a step's shards, in order."""
     headers: list[Header] = []
-    names = [keys.rollout(step, shard) for shard in range(shards)]
-    for header in in_order(lambda key: _needed(read_header(store, key)), names):
-        headers.append(header)
-        place = {"step": step, "shard": len(headers) - 1}
-        _check_shard(store, header, headers[0], place)
+    for header in in_order(lambda shard: read_shard_header(store, step, shard), range(shards)):
+        headers.append(replace(header, body={}))  # of thousands of shards, only the files are kept
+        _check_alike(header, headers[0])
     found = (info.key for info in store.list(keys.step_prefix(step)))
-    for key in sorted(set(filter(keys.commits_shard, found)) - set(names)):
+    for key in sorted(set(filter(keys.commits_shard, found)) - {header.key for header in headers}):
         raise TraceError(
             f"{key} in {store.uri}: this shard is committed too, but the step is to be sealed with "
             f"{shards} shards; seal it with all committed shards"
@@ -333,26 +334,17 @@ def _headers(store: Store, step: int, shards: int) -> list[Header]:
     return headers
 
 
-def _needed(header: Header) -> Header:
-    """Return the header with only the parts that sealing needs.
-
-    The headers of a large step describe millions of ranges in routes files, which sealing does not
-    use. Of the body, only the fields that identify the commit are kept.
-    """
-    files = [
-        file if file.role == "samples" else replace(file, row_groups=()) for file in header.files
-    ]
-    body = {name: header.body[name] for name in _PLACE if name in header.body}
-    return replace(header, body=body, files=tuple(files))
-
-
-def _check_shard(store: Store, header: Header, first: Header, place: dict[str, int]) -> None:
-    check_place(store, header, place)
-    if header.geometry != first.geometry:
-        raise TraceError(
-            f"{header.key}: geometry {header.geometry}, expected {first.geometry} as in {first.key}"
-        )
-    same_source(header, first)
+def _check_alike(header: Header, first: Header) -> None:
+    """Raise TraceError unless a shard belongs to the same run, model and policy as the first."""
+    for what, found, expected in (
+        ("run", header.run, first.run),
+        ("geometry", str(header.geometry), str(first.geometry)),
+        ("source of routes", source(header.provenance), source(first.provenance)),
+    ):
+        if found != expected:
+            raise TraceError(
+                f"{header.key}: its {what} is {found}, expected {expected} as in {first.key}"
+            )
 
 
 def _check_arguments(
@@ -364,7 +356,7 @@ def _check_arguments(
 ) -> None:
     """Raise TraceError unless a step was sealed with these arguments."""
     head = manifest.head
-    _check_same(manifest, "number of shards", len({ref.commit for ref in head.files}), shards)
+    _check_same(manifest, "number of shards", manifest.shards, shards)
     if policy_version is not None:
         _check_same(manifest, "policy versions", head.policy_versions, (policy_version,))
     _check_same(manifest, "training", head.training, training)

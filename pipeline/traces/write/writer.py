@@ -7,31 +7,18 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Self
 
-import numpy as np
-
 from pipeline.model.geometry import Geometry
 from pipeline.run import keys
 from pipeline.run.commit import Committed, DataFile, commit
 from pipeline.store import Store
 from pipeline.traces.format import domain
-from pipeline.traces.format.chunks import TraceFile
-from pipeline.traces.format.header import with_header
-from pipeline.traces.format.ids import check_once
+from pipeline.traces.format.header import TraceFile, check_policies, with_header
+from pipeline.traces.format.ids import check_once, named
 from pipeline.traces.format.manifest import open_manifest
-from pipeline.traces.format.schema import SAMPLES
+from pipeline.traces.format.routes import canonical
 from pipeline.traces.format.types import Provenance, Routes, Sample, TraceError
-from pipeline.traces.write.checked import (
-    check_branch_of,
-    check_maker,
-    check_source,
-    checked_sample,
-    checked_samples,
-    shard_key,
-)
-from pipeline.traces.write.files import FileWriter
-from pipeline.traces.write.routes_file import Compression, RoutesFile
-from pipeline.traces.write.rows import RowWriter, sample_row
-from pipeline.traces.write.segments import SegmentRef, SegmentWriter, shared_rows
+from pipeline.traces.write.files import Compression
+from pipeline.traces.write.rows import RoutesWriter, SampleWriter
 
 MEMORY_BYTES = 256 << 20
 """Default limit on the size in bytes of the routes that a ShardWriter holds in memory."""
@@ -39,16 +26,12 @@ MEMORY_BYTES = 256 << 20
 
 @dataclass
 class _Group:
-    """The unwritten samples of one prompt, and the prompt rows that they share."""
+    """The unwritten samples of one prompt."""
 
     held: list[Sample] = field(default_factory=list)
-    """Unwritten samples, with canonical routes."""
+    """Unwritten samples, with routes in stored form."""
     seen: int = 0
     """Number of samples added so far, written or not."""
-    first: Sample | None = None
-    """The first sample that was written, with only the routes of its prompt."""
-    prompt: list[SegmentRef] = field(default_factory=list)
-    """Segments that contain the prompt's rows."""
 
     @property
     def held_bytes(self) -> int:
@@ -61,7 +44,7 @@ class ShardWriter:
     Samples may be added in any order. The writer holds the samples of a group until there are
     `group_size` of them, so that a group's samples are adjacent in the files. If the held routes
     exceed `memory_bytes`, the writer writes the held samples of the group that takes the most
-    memory. It then keeps one copy of that group's prompt rows, and increments `groups_split`.
+    memory, and increments `groups_split`.
 
     The writer is a context manager: leaving the block without `commit` aborts the uploads.
 
@@ -77,6 +60,7 @@ class ShardWriter:
         policies: Weights digests of the policy versions that generate the shard's samples, keyed
             by version; None if unknown.
         compression: Compression of the routes file.
+        run: Digest of the run's description; None outside a run.
 
     Raises:
         StoreError: The store failed.
@@ -95,6 +79,7 @@ class ShardWriter:
         memory_bytes: int = MEMORY_BYTES,
         policies: Mapping[int, str] | None = None,
         compression: Compression = "zstd",
+        run: str | None = None,
     ) -> None:
         self._key = shard_key(step, shard)
         check_source(self._key, write_id, geometry, provenance, policies)
@@ -104,7 +89,7 @@ class ShardWriter:
         self._step, self._shard = int(step), int(shard)  # JSON cannot hold numpy integers
         self._geometry, self._provenance = geometry, provenance
         self._group_size, self._memory_bytes = group_size, memory_bytes
-        self._policies = policies
+        self._policies, self._run = policies, run
         self._ids: set[str] = set()
         self._branched: set[str] = set()
         self._groups: dict[str, _Group] = {}
@@ -114,27 +99,27 @@ class ShardWriter:
         """Why the writer refuses further work; empty if it does not."""
         self.groups_split = 0
         """How many times the held samples of a group were written early, to free memory."""
+        origin = {"run": run, "step": self._step, "shard": self._shard}
         with ExitStack() as opened:  # if the second file cannot be opened, abort the first
             name = keys.rollout_file(step, shard, write_id, "samples")
-            self._samples = opened.enter_context(FileWriter(store, name, "samples", SAMPLES))
-            self._routes, self._segments = None, None
+            self._samples = SampleWriter(store, name, origin)
+            opened.enter_context(self._samples.file)
+            self._routes = None
             if geometry is not None:
                 name = keys.rollout_file(step, shard, write_id, "routes")
-                file = RoutesFile(store, name, geometry, provenance, compression=compression)
-                self._routes = opened.enter_context(file)
-                self._segments = SegmentWriter(self._routes)
+                self._routes = RoutesWriter(store, name, origin, geometry, provenance, compression)
+                opened.enter_context(self._routes.file)
             self._files = opened.pop_all()
-        self._rows = RowWriter(self._samples)
 
     @property
     def upload_s(self) -> float:
         """Seconds that this writer has spent in calls to the store so far, including waiting."""
-        return self._samples.upload_s + (self._routes.upload_s if self._routes else 0.0)
+        return self._samples.file.upload_s + (self._routes.file.upload_s if self._routes else 0.0)
 
     @property
     def held_bytes(self) -> int:
         """Size in bytes of the routes in memory."""
-        return self._held_bytes + (self._segments.held_bytes if self._segments else 0)
+        return self._held_bytes + (self._routes.held_bytes if self._routes else 0)
 
     def add(self, sample: Sample) -> None:
         """Add a finished sample.
@@ -142,9 +127,9 @@ class ShardWriter:
         The writer copies the sample's arrays only if it has to change them, and it may hold them
         until its group is complete, so do not change them afterwards.
 
-        Raises TraceError if a reader would refuse the sample; the message names it.
+        Raises TraceError if the sample is malformed; the message names it.
         """
-        self._add(checked_sample(sample, self._step, self._geometry, self._policies))
+        self._add(_checked(sample, self._step, self._geometry, self._policies))
 
     def _add(self, sample: Sample) -> None:
         self._check_usable()
@@ -177,7 +162,7 @@ class ShardWriter:
         if sample.branch_of is not None:
             self._branched.add(sample.branch_of)
         if sample.routes is None:
-            self._rows.add(sample_row(sample, None, None))
+            self._samples.add(sample, None)
             return
         group = self._groups.setdefault(sample.group, _Group())
         group.held.append(sample)
@@ -190,6 +175,17 @@ class ShardWriter:
             self._write(max(self._groups.values(), key=lambda group: group.held_bytes))
             self.groups_split += 1
 
+    def _write(self, group: _Group) -> None:
+        if self._routes is None:
+            return
+        for sample in group.held:
+            if sample.routes is not None:
+                rows = len(sample.routes.valid_T)
+                self._samples.add(sample, self._routes.add(sample.id, sample.routes, 0, rows))
+        self._held_bytes -= group.held_bytes
+        group.held.clear()
+        self._routes.end_group()
+
     def finish(self) -> None:
         """Write the held samples and complete the files.
 
@@ -197,21 +193,13 @@ class ShardWriter:
         """
         if self._finished:
             return
-        check_branch_of(self._key, self._branched, self._ids)
+        check_branch_of(self._key, self._branched - self._ids)
         with self._working():
-            self._finish()
-
-    def _finish(self) -> None:
-        for group in self._groups.values():
-            self._write(group)
-        self._groups.clear()
-        files = []
-        if self._segments is not None and self._routes is not None:
-            self._segments.finish()
-            files.append(self._routes.finish())
-        self._rows.finish()
-        files.append(self._samples.finish())
-        self._finished = files
+            for group in self._groups.values():
+                self._write(group)
+            self._groups.clear()
+            routes = [] if self._routes is None else [self._routes.finish()]
+            self._finished = [*routes, self._samples.finish()]
 
     def commit(self, maker: Mapping[str, Any] | None = None) -> Committed:
         """Finish the files if necessary, and commit the shard.
@@ -230,7 +218,9 @@ class ShardWriter:
             "samples": len(self._ids),
             "maker": dict(maker or {}),
         }
-        body = with_header(body, self._finished, self._geometry, self._provenance, self._policies)
+        body = with_header(
+            body, self._finished, self._geometry, self._provenance, self._policies, self._run
+        )
         with self._working():
             self._check_not_late()
             return commit(self._store, self._key, body, self._write_id)
@@ -239,40 +229,11 @@ class ShardWriter:
         """Raise TraceError if the step is sealed without this shard."""
         if self._store.size(keys.manifest(self._step)) is None:
             return
-        sealed = open_manifest(self._store, self._step).head
-        if all(ref.commit != self._key for ref in sealed.files):
+        if open_manifest(self._store, self._step).shards <= self._shard:
             raise TraceError(
                 f"{self._key} in {self._store.uri}: the step is already sealed without this shard, "
                 "expected a step that is not sealed; write the samples as part of another step"
             )
-
-    def _write(self, group: _Group) -> None:
-        for sample in group.held:
-            places = self._place(group, sample)
-            self._rows.add(sample_row(sample, self._geometry, places))
-        self._held_bytes -= group.held_bytes
-        group.held.clear()
-        if self._segments is not None:
-            self._segments.end_group()
-
-    def _place(self, group: _Group, sample: Sample) -> list[SegmentRef]:
-        """Append a sample's rows, except those that it shares with the group's first sample."""
-        routes, writer = sample.routes, self._segments
-        if routes is None or writer is None:
-            raise TraceError(f"{self._key}: sample {sample.id}: no routes in memory")
-        rows = len(routes.valid_T)
-        if group.first is None:
-            # Rows that other samples may share go into separate segments.
-            prompt = min(len(sample.prompt_tokens_P), rows) if self._group_size > 1 else 0
-            group.prompt = writer.add(sample.group, routes, 0, prompt)
-            if group.seen < self._group_size or len(group.held) > 1:
-                # Copy the rows in the same memory layout as the routes that they are compared with.
-                kept_LTK = routes.sets_TLK[:prompt].swapaxes(0, 1).copy()
-                kept = Routes(kept_LTK.swapaxes(0, 1), routes.valid_T[:prompt].copy())
-                group.first = replace(sample, routes=kept)
-            return [*group.prompt, *writer.add(sample.id, routes, prompt, rows)]
-        common = _shared(group.first, sample, routes)
-        return [*_first(group.prompt, common), *writer.add(sample.id, routes, common, rows)]
 
     def __enter__(self) -> Self:
         return self
@@ -299,6 +260,7 @@ def write_shard(
     maker: Mapping[str, Any] | None = None,
     policies: Mapping[int, str] | None = None,
     compression: Compression = "zstd",
+    run: str | None = None,
 ) -> Committed:
     """Write the samples of a rollout shard with their routes, and commit the shard.
 
@@ -316,24 +278,24 @@ def write_shard(
         policies: Weights digests of the policy versions that generated the responses, keyed by
             version; None if unknown.
         compression: Compression of the routes file.
+        run: Digest of the run's description; None outside a run.
 
     Returns:
         The commit; its `ours` is False if another writer committed the shard first.
 
     Raises:
         StoreError: The store failed.
-        TraceError: A reader would refuse a sample, an argument is malformed, or the step is already
-            sealed without this shard.
+        TraceError: A sample or an argument is malformed, or the step is already sealed without
+            this shard.
     """
     key = shard_key(step, shard)
     check_source(key, write_id, geometry, provenance, policies)
     check_maker(key, maker)
-    ready = checked_samples(samples, step, geometry, policies)
+    ready = [_checked(sample, step, geometry, policies) for sample in samples]
     ids = [sample.id for sample in ready]
     check_once(key, ids)
-    check_branch_of(key, {sample.branch_of for sample in ready if sample.branch_of}, set(ids))
+    check_branch_of(key, {sample.branch_of for sample in ready if sample.branch_of} - set(ids))
     sizes = Counter(sample.group for sample in ready)
-    most = max(sizes.values(), default=1)
     with ShardWriter(
         store,
         step,
@@ -341,10 +303,11 @@ def write_shard(
         write_id,
         geometry,
         provenance,
-        most,
+        max(sizes.values(), default=1),
         MEMORY_BYTES,
         policies,
         compression,
+        run,
     ) as writer:
         for sample in ready:
             writer._add(sample)
@@ -364,40 +327,106 @@ def write_samples(store: Store, key: str, samples: Sequence[Sample]) -> DataFile
 
     Raises:
         StoreError: The store failed.
-        TraceError: A reader would refuse a sample; the message names it.
+        TraceError: A sample is malformed; the message names it.
     """
     for sample in samples:
         domain.check_new(sample, None)
     check_once(key, [sample.id for sample in samples])
-    with FileWriter(store, key, "samples", SAMPLES) as file:
-        rows = RowWriter(file)
+    rows = SampleWriter(store, key, {})
+    with rows.file:
         for sample in samples:
-            rows.add(sample_row(replace(sample, routes=None), None, None))
-        rows.finish()
-        return file.finish().data
+            rows.add(replace(sample, routes=None), None)
+        return rows.finish().data
 
 
-def _shared(first: Sample, sample: Sample, routes: Routes) -> int:
-    """Return the number of prompt rows that a sample shares with its group's first sample."""
-    if first.routes is None:
-        return 0
-    limit = min(len(first.routes.valid_T), len(routes.valid_T))
-    limit = min(limit, len(first.prompt_tokens_P), len(sample.prompt_tokens_P))
-    differs_P = first.prompt_tokens_P[:limit] != sample.prompt_tokens_P[:limit]
-    if np.count_nonzero(differs_P):
-        limit = int(differs_P.argmax())
-    return shared_rows(first.routes, routes, limit)
+def shard_key(step: int, shard: int) -> str:
+    """Return the key of a shard's commit. Raises TraceError for numbers beyond the limits."""
+    domain.check_number(step, domain.MOST_STEP, "step")
+    domain.check_number(shard, domain.MOST_SHARD, f"step {step}: shard")
+    return keys.rollout(step, shard)
 
 
-def _first(places: Sequence[SegmentRef], tokens: int) -> list[SegmentRef]:
-    """Return references to those parts of the segments that contain the first `tokens` tokens."""
-    cut = []
-    for place in places:
-        taken = min(place.tokens, tokens)
-        if taken:
-            cut.append(SegmentRef(place.row, taken))
-        tokens -= taken
-    return cut
+def check_source(
+    key: str,
+    write_id: str,
+    geometry: Geometry | None,
+    provenance: Provenance | None,
+    policies: Mapping[int, str] | None,
+) -> None:
+    """Check the common fields of a commit.
+
+    Args:
+        key: Key of the commit, for error messages.
+        write_id: Write id of the commit's files.
+        geometry: Geometry of the routes; None if there are no routes.
+        provenance: Origin of the routes; None if there are no routes.
+        policies: Weights digests, keyed by policy version; None if unknown.
+
+    Raises:
+        TraceError: A field is malformed, or only one of geometry and provenance is given.
+    """
+    domain.check_write_id(write_id, key)
+    if (geometry is None) != (provenance is None):
+        raise TraceError(f"{key}: only one of geometry and provenance, expected both or neither")
+    if geometry is not None:
+        domain.check_geometry(geometry, key)
+        domain.check_provenance(provenance, key)
+    check_policies(policies, key)
+
+
+def check_maker(key: str, maker: Mapping[str, Any] | None) -> None:
+    """Raise a TraceError that names the commit if `maker` is not a JSON object."""
+    if not isinstance(maker, Mapping | None):
+        raise TraceError(f"{key}: maker of type {type(maker).__name__}, expected a JSON object")
+    domain.json_text(dict(maker or {}), f"{key}: maker")
+
+
+def check_branch_of(key: str, missing: set[str]) -> None:
+    """Raise TraceError if the first sequences of branches are missing."""
+    if missing:
+        raise TraceError(f"{key}: {named('missing first sequences of branches', sorted(missing))}")
+
+
+def stored_routes(id: str, routes: Routes | None, geometry: Geometry, rows: int) -> Routes:
+    """Return the routes of a sample in stored form.
+
+    Args:
+        id: The sample's id, for error messages.
+        routes: The routes to check.
+        geometry: The geometry that the routes must have.
+        rows: The number of rows that the routes must have.
+
+    Raises:
+        TraceError: The routes are missing or malformed.
+    """
+    where = f"sample {domain.shown(id)}"
+    if routes is None:
+        raise TraceError(f"{where}: no routes; pass routes and mark unknown rows as not valid")
+    domain.check_routes(routes, where)
+    try:
+        return canonical(routes, geometry, rows)
+    except TraceError as error:
+        raise TraceError(f"{where}: {error}") from error
+
+
+def _checked(
+    sample: Sample, step: int, geometry: Geometry | None, policies: Mapping[int, str] | None
+) -> Sample:
+    """Check a sample, and return it with routes in stored form. Raises TraceError."""
+    domain.check_new(sample, step)
+    versions = {span.version for span in sample.version_spans}
+    if policies is not None and (unknown := versions - policies.keys()):
+        raise TraceError(
+            f"sample {sample.id}: tokens from policy version {min(unknown)}, which has no "
+            f"weights digest; found digests for versions {sorted(map(int, policies))}, pass one "
+            "for each version"
+        )
+    if geometry is None:
+        if sample.routes is not None:
+            raise TraceError(f"sample {sample.id}: routes in a shard without geometry")
+        return sample
+    rows = len(sample.prompt_tokens_P) + len(sample.response_tokens_G) - 1
+    return replace(sample, routes=stored_routes(sample.id, sample.routes, geometry, rows))
 
 
 def _bytes(routes: Routes | None) -> int:

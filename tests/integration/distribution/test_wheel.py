@@ -46,9 +46,9 @@ READ_A_STEP = """
 import sys
 import retrace
 
-sample = retrace.new_sample(0, "17", 0, [1, 2], [3], [[[0, 1]], [[2, 3]]], reward=1.0)
-geometry, made_by = retrace.Geometry(4, 2, (0,)), retrace.Provenance("R3", 0, "an engine")
-retrace.write_step(retrace.open_store("set"), 0, [sample], geometry, made_by)
+sample = retrace.traces.new_sample(0, "17", 0, [1, 2], [3], [[[0, 1]], [[2, 3]]], reward=1.0)
+geometry, made_by = retrace.traces.Geometry(4, 2, (0,)), retrace.traces.Provenance("R3", 0, "an engine")
+retrace.traces.write_step(retrace.open_store("set"), 0, [sample], geometry, made_by)
 (found,) = retrace.open_run("set").step(0).samples()
 assert found.routes.sets_TLK.tolist() == [[[0, 1]], [[2, 3]]]
 assert retrace.__file__.startswith(sys.prefix), retrace.__file__
@@ -186,7 +186,7 @@ def test_an_extra_can_be_installed(wheel: Path, base: Path, extra: str):
             [],
             [
                 ("training", "operators.training.worker"),
-                ("rollout-cpu", "operators.rollout.worker, operators.rollout.cpu_vllm"),
+                ("rollout-cpu", "operators.rollout.worker, operators.cpu.vllm_build"),
             ],
         ),
     ],

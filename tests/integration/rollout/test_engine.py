@@ -110,9 +110,9 @@ def cpu_adapter():
     """Return the module that adapts vLLM's CPU build; the GPU build has no such module."""
     if gpu_pool():
         pytest.skip("only the CPU build repacks experts")
-    from operators.rollout import cpu_vllm
+    from operators.cpu import vllm_build
 
-    return cpu_vllm
+    return vllm_build
 
 
 def requests(seed: int, lengths=(100, 1, 70, 33), group: int = 4) -> list[Request]:

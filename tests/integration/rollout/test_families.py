@@ -10,6 +10,7 @@ from vllm.platforms import current_platform
 from operators.rollout.engine import RolloutEngine
 from operators.rollout.types import Request, RolloutError
 from pipeline.config.tree import Rollout
+from pipeline.errors import InputError
 from pipeline.inputs.model_folder import find_model
 from pipeline.model.families import FAMILIES as TRAINED
 from pipeline.model.families import moe_geometry
@@ -130,5 +131,5 @@ def test_experts_that_the_cpu_kernels_pad_are_refused(tmp_path):
     """Without the refusal, their first reload would fail, but only after a whole step."""
     folder = make_tiny(tmp_path, "qwen3_moe", num_hidden_layers=2, moe_intermediate_size=48)
     settings = Rollout(dtype="float32", max_num_seqs=4, max_num_batched_tokens=128)
-    with pytest.raises(RolloutError, match="intermediate size 48"):
+    with pytest.raises(InputError, match="intermediate size 48"):
         RolloutEngine(folder, settings, True, 64, Geometry(16, 4, (0, 1)))

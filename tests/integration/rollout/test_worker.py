@@ -23,11 +23,10 @@ from pipeline.inputs.stage import StagedRun
 from pipeline.policies.cache import PolicyCache, PolicyTimes
 from pipeline.rl.rewards import RewardError
 from pipeline.run import keys
-from pipeline.run.amendments import AmendedError, Amendment, write_amendment
 from pipeline.run.attempts import read_attempt
 from pipeline.run.commit import find_commit, read_commit
-from pipeline.run.description import read_created
 from pipeline.run.plan import publish_plan, read_plan
+from pipeline.run.uses import SupersededError
 from pipeline.store import open_store
 from pipeline.traces import (
     baseline_ids,
@@ -38,8 +37,9 @@ from pipeline.traces import (
     seal,
     shard_ids,
 )
-from pipeline.traces.format.shard_rows import BASELINE
+from pipeline.traces.format.manifest import BASELINE
 from pipeline.upkeep.verify import verify
+from tests.attempts import make_attempt
 from tests.integration.rollout import runs
 from tests.integration.rollout.reference import ReferenceModel
 from tests.patience import PATIENCE_S
@@ -261,16 +261,14 @@ def test_a_reward_function_that_raises_ends_the_worker_or_masks_the_sample(begun
             assert sample.reward_error is None
 
 
-def test_a_run_is_amended_while_a_shard_is_generated(begun, tmp_path):
-    """The shard is not committed, because an amendment has replaced this worker's inputs."""
+def test_a_later_attempt_begins_while_a_shard_is_generated(begun, tmp_path):
+    """The shard is not committed, because the later attempt may use other inputs."""
     folder, inputs, engine = begun
     store = copy_of(folder, tmp_path / "run")
-    mended = read_created(store).inputs.reward
-    assert write_amendment(store, Amendment(0, "mended", 0, {"inputs.reward": mended}))
-    with pytest.raises(AmendedError, match=r"amendments/000\.json in .*nothing more is committed"):
+    make_attempt(store, inputs.attempt + 1, steps=1)
+    with pytest.raises(SupersededError, match=keys.attempt(inputs.attempt + 1)):
         make(store, inputs, engine, 1 << 20)
     assert store.size(keys.rollout(0, 0)) is None
-    assert read_inputs(store, read_attempt(store, 0)).amendments == 1
 
 
 def test_a_small_buffer_gives_the_same_samples(begun, tmp_path, monkeypatch):
@@ -304,7 +302,7 @@ def test_a_small_buffer_gives_the_same_samples(begun, tmp_path, monkeypatch):
         np.testing.assert_array_equal(large[1][one.id].sets_TLK, small[1][one.id].sets_TLK)
     for shard in range(2):
         maker = read_commit(store, keys.rollout(0, shard))["maker"]
-        assert (maker.pop("worker"), maker.pop("amendments")) == (0, 0)
+        assert (maker.pop("worker"), maker.pop("attempt_number")) == (0, 0)
         assert set(maker) == {
             "generation_s",
             "score_s",

@@ -2,7 +2,7 @@
 
 from typing import get_args
 
-from pipeline.rl.corrections.presets import PRESETS
+from pipeline.rl.corrections.forms import PRESETS
 from pipeline.rl.estimator_table import ESTIMATORS
 from pipeline.rl.loss_table import LOSSES
 from pipeline.rl.losses.aggregate import AggregationMode

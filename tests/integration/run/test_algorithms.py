@@ -17,7 +17,7 @@ import pytest
 from pipeline.report.run_metrics import all_metrics
 from pipeline.store import Store, open_store
 from pipeline.traces import read_manifest
-from pipeline.traces.format.shard_rows import BASELINE
+from pipeline.traces.format.manifest import BASELINE
 from tests.integration.run.algorithm_cases import BASE, CASES, SHARED
 from tests.integration.run.retrace_runs import command, run, small
 from tests.integration.torchrun import run_ranks

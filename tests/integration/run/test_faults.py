@@ -10,7 +10,9 @@ import pytest
 import retrace
 from pipeline.report.run_metrics import all_metrics
 from pipeline.run import keys
+from pipeline.run.attempts import read_attempt
 from pipeline.run.commit import read_commit, sha256
+from pipeline.run.restarts import attempt_count
 from pipeline.store import Store, open_store
 from pipeline.traces import read_manifest
 from tests.integration.run.retrace_runs import EXAMPLE, command, run, small, start, workers
@@ -142,15 +144,14 @@ def test_a_reward_function_that_raises_can_be_fixed(tmp_path: Path):
     mended = signature + "    return len(solution_str) % 2\n"
     reward.write_text(mended)
     printed = run(*settings)
-    assert "the run is amended: the reward function (custom_reward_function.path: " in printed
-    assert "because it has scored no sample yet" in printed
+    assert "the run is changed: the reward function (custom_reward_function.path: " in printed
     uri = f"{tmp_path}/store/raises"
     opened = retrace.open_run(uri)
-    [amendment] = opened.amendments()
-    assert (amendment.number, amendment.from_step) == (0, 0)
+    attempt = read_attempt(opened.store, attempt_count(opened.store) - 1)
+    assert "inputs.reward" in attempt.changes
     assert {sample.reward for sample in opened.step(0).samples()} <= {0.0, 1.0}
-    [shard] = read_manifest(opened.store, 0).files[:1]
-    assert read_commit(opened.store, shard.commit)["maker"]["amendments"] == 1
+    maker = read_commit(opened.store, keys.rollout(0, 0))["maker"]
+    assert maker["attempt_number"] == attempt.number
     command("traces", "verify", uri)
 
     reward.write_text(mended + "# another\n")

@@ -155,7 +155,7 @@ def test_a_run_completes_in_the_other_modes(tmp_path: Path, mode: str):
             assert step.values["replay/coverage"] is None
     if mode == "disabled":
         return
-    assert store.size(keys.training_set(0)) is not None
+    assert store.size(keys.trainer_routes(0)) is not None
     command("traces", "verify", str(record))
     shutil.rmtree(record / "steps/000001")  # as if the flow had ended just before writing it
     run(*settings)

@@ -28,15 +28,15 @@ def two_starts(name: str, folder: Path) -> list[str]:
     """
     lines: list[str] = []
     first = start(name, folder, lines)
-    first.log_step(0, VALUES)
-    first.log_validation(1, {CORE: 0.25})
+    first.log("step", 0, VALUES)
+    first.log("validation", 1, {CORE: 0.25})
     close(first)
     second = start(name, folder, lines)
-    second.log_step(0, VALUES, again=True)
-    second.log_step(1, VALUES, again=True)
+    second.log("step", 0, VALUES, again=True)
+    second.log("step", 1, VALUES, again=True)
     for version in (1, 2):
-        second.log_validation(version, {CORE: 0.25}, again=True)
-    second.log_step(2, VALUES)
+        second.log("validation", version, {CORE: 0.25}, again=True)
+    second.log("step", 2, VALUES)
     close(second)
     assert (first.taken, second.taken) == (2, 5), lines
     return lines
@@ -124,7 +124,7 @@ def test_names_that_mlflow_does_not_accept_are_changed(
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     lines: list[str] = []
     tracker = start("mlflow", tmp_path / "test", lines)
-    tracker.log_step(0, {"reward/groups": 2.0, f"critic/rewards/{source}/mean": 0.5})
+    tracker.log("step", 0, {"reward/groups": 2.0, f"critic/rewards/{source}/mean": 0.5})
     close(tracker)
     assert (tracker.taken, lines) == (1, [])
     client = MlflowClient(tracking_uri=f"sqlite:///{tmp_path}/mlflow.db")
@@ -143,7 +143,7 @@ def test_a_password_in_a_servers_address_is_not_shown(
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     lines: list[str] = []
     tracker = start("mlflow", tmp_path, lines)
-    tracker.log_step(0, VALUES)
+    tracker.log("step", 0, VALUES)
     close(tracker)
     assert tracker.failures == 1
     assert all(f"http://***@{place}" in line for line in lines), lines
@@ -157,7 +157,7 @@ def test_a_server_that_never_answers_does_not_delay_the_run(
         monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{server.getsockname()[1]}")
         lines: list[str] = []
         tracker = start("mlflow", tmp_path, lines)
-        tracker.log_step(0, VALUES)
+        tracker.log("step", 0, VALUES)
         server.settimeout(PATIENCE_S)
         connection, _ = server.accept()  # MLflow sends a request and waits
         with connection:

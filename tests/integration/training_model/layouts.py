@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from operators.training.megatron.cpu_megatron import ON_CPU
+from operators.cpu.without_cuda import ON_CPU
 from pipeline.config.actor import Actor, Megatron, Optim
 
 LAYOUTS: dict[str, dict[str, Any]] = {

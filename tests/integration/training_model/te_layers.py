@@ -21,13 +21,10 @@ from typing import Any  # noqa: E402
 import torch  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 
-from operators.training.megatron import (  # noqa: E402
-    bridges,
-    cpu_megatron,
-    local_layers,
-    parallel,
-)
+from operators.cpu import without_cuda  # noqa: E402
+from operators.training.megatron import parallel  # noqa: E402
 from operators.training.megatron.model import build_reference  # noqa: E402
+from operators.training.megatron.weights import NamedForBridge  # noqa: E402
 from pipeline.config.actor import Actor  # noqa: E402
 from tests.tiny_models import make_tiny  # noqa: E402
 
@@ -44,7 +41,7 @@ FAMILIES = (
 
 def be_on_gpu() -> None:
     """Take the GPU branches; calls to CUDA are already redirected to the CPU."""
-    cpu_megatron.ON_CPU = bridges.ON_CPU = local_layers.ON_CPU = False
+    without_cuda.ON_CPU = False
 
 
 def look(family: str, folder: Path, actor: Actor) -> dict[str, Any]:
@@ -61,7 +58,7 @@ def look(family: str, folder: Path, actor: Actor) -> dict[str, Any]:
     model = build_reference(folder, actor)
     [chunk] = model.bare_chunks
     config = model.config
-    weights = dict(model.bridge.export_weights([local_layers.NamedForBridge(chunk)]))
+    weights = dict(model.bridge.export_weights([NamedForBridge(chunk)]))
     before = load_file(folder / "model.safetensors")
     return {
         "parameters": {name: list(p.shape) for name, p in chunk.named_parameters()},

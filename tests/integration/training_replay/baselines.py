@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from operators.training.batches.step_data import StepData, trained_rewards
 from pipeline.rl.estimator_table import needs_baseline
-from pipeline.traces.format.shard_rows import BASELINE
+from pipeline.traces.format.manifest import BASELINE
 
 
 def with_baselines(data: StepData, estimator: str) -> StepData:

@@ -15,7 +15,7 @@ from operators.training.passes.update import gradients
 from operators.training.rank import Rank
 from pipeline.config.algorithm import RolloutCorrection
 from pipeline.rl.corrections.report import correction_metrics
-from pipeline.rl.corrections.tally import Tally
+from pipeline.rl.moments import Tally
 
 STEP = RolloutCorrection(
     rollout_is="token",

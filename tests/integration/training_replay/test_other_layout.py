@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from pipeline.run import keys
-from pipeline.run.amendments import Amendment, write_amendment
 from pipeline.run.commit import read_commit
 from pipeline.store import open_store
 from tests.attempts import make_attempt
@@ -67,8 +66,7 @@ def test_the_next_step_equals_that_of_the_old_layout(
     store = open_store(str(tmp_path / "run"))
     changes = {f"{MEGATRON}.{size}": value for size, value in sizes.items()}
     changes["trainer.n_gpus_per_node"] = ranks
-    assert write_amendment(store, Amendment(0, name, 2, changes))
-    make_attempt(store, 1, steps=3)
+    make_attempt(store, 1, steps=3, changes=changes)
     output = train(store, ranks, attempt=1)
     assert "continue from the checkpoint of policy 2" in output
     same = open_store(str(half / "same"))

@@ -11,12 +11,12 @@ from pipeline.run import keys
 from pipeline.run.commit import commit, new_write_id, read_commit
 from pipeline.store import Store, open_store
 from pipeline.traces import (
-    NewTrainingSet,
+    NewTrainerRoutes,
     read_manifest,
     read_routes,
-    seal_training_set,
+    seal_trainer_routes,
     used_routes,
-    write_training_routes,
+    write_trainer_routes,
 )
 from tests.attempts import make_attempt
 from tests.integration.torchrun import run_ranks, start_ranks
@@ -25,7 +25,7 @@ from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.integration
 PROGRAM = "operators.training"
-END_OF_STEP = (keys.training_set(1), keys.policy(2), keys.metrics(1), keys.checkpoint(2))
+END_OF_STEP = (keys.trainer_routes(1), keys.policy(2), keys.metrics(1), keys.checkpoint(2))
 """The commits at the end of the last step, in order."""
 KINDS = ("_native", "_engine", "_staleness")
 
@@ -97,9 +97,9 @@ def test_different_routes_in_the_store_are_counted(finished: Path, tmp_path: Pat
         last_K[:] = np.sort((last_K + 1) % used.geometry.experts)
     for key in END_OF_STEP:
         store.delete(key)
-    new = NewTrainingSet(read_manifest(store, 1), used.provenance)
-    write_training_routes(store, new, 0, 0, routes, used.geometry)
-    changed = seal_training_set(store, new, used.geometry)
+    new = NewTrainerRoutes(read_manifest(store, 1), used.provenance)
+    file = write_trainer_routes(store, new, 0, 0, routes, used.geometry)
+    changed = seal_trainer_routes(store, new, [file], used.geometry)
     output = train(store, 1)
     assert read_commit(store, END_OF_STEP[0]) == changed.body
     drift = read_commit(store, keys.metrics(1))["metrics"]["resume/routes_drift"]

@@ -16,13 +16,14 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from pipeline.config.keys import with_value
+from pipeline.metrics.metric import layers_of
 from pipeline.policies.fetch import fetch_policy
 from pipeline.policies.versions import refer_policy
 from pipeline.run import keys
 from pipeline.run.commit import commit, files_in, find_commit, new_write_id, read_commit
 from pipeline.store import Store
 from pipeline.traces import read_manifest, read_routes, used_routes
-from pipeline.traces.read.training import find_training_set, place_of
+from pipeline.traces.read.trainer import find_trainer_routes
 from tests.attempts import make_attempt
 from tests.integration.torchrun import run_ranks, start_ranks
 from tests.integration.training_replay.sealed import config_of, make_run
@@ -36,7 +37,7 @@ MEGATRON = "actor_rollout_ref.actor.megatron"
 ESTIMATOR = "algorithm.adv_estimator"
 HALVED = """
 import dataclasses
-from pipeline.rl.estimators.tokens import reinforce_plus_plus
+from pipeline.rl.estimators.advantage_formulas import reinforce_plus_plus
 
 
 def halved(rollouts, settings):
@@ -47,7 +48,7 @@ def halved(rollouts, settings):
 LOSS = "actor_rollout_ref.actor.policy_loss.loss_mode"
 WATCHED = """
 from dataclasses import replace
-from pipeline.rl.losses.vanilla import vanilla
+from pipeline.rl.losses.formulas import vanilla
 
 
 def watched(tokens, settings):
@@ -117,7 +118,7 @@ def test_r3_trains_with_one_rank(tmp_path: Path, tiny_model: Path):
     body = read_commit(store, keys.metrics(0))
     assert body["policy_version"] == 0
     assert body["policy_sha256"] == read_commit(store, keys.policy(1))["weights_sha256"]
-    assert body["agreement_by_layer"].keys() == {"0", "1", "2", "3"}
+    assert layers_of(body["metrics"], "replay/agreement").keys() == {0, 1, 2, 3}
     assert store.size(keys.checkpoint(2)) is not None  # the checkpoint of the last step
     assert store.size(keys.checkpoint(1)) is None
     weights = [loaded(store, version, tmp_path) for version in (0, 2)]
@@ -223,9 +224,8 @@ def test_r2_trains_with_two_ranks(tmp_path: Path, tiny_model: Path):
         assert metrics["replay/coverage"] == 1
         assert metrics["replay/rows_native"] == 0
         assert metrics["mismatch/kl"] == metrics["mismatch/kl_native"] < 1e-9
-        second = {"dp2": (0, 1, 0), "cp2": (0, 0, 1), "pp2-vpp2": (1, 0, 0)}[name]
-        training = find_training_set(store, read_manifest(store, 0))
-        assert [place_of(commit) for commit in training.commits] == [(0, 0, 0), second]
+        second = {"dp2": "000-00001", "cp2": "000-00000-00001", "pp2-vpp2": "001-00000"}[name]
+        assert trainer_files(store) == sorted(["000-00000", second])
         assert_routes_are_the_engines(store)
     for name in LAYOUTS:
         for key in ("actor/pg_loss", "actor/entropy", "actor/grad_norm"):
@@ -254,9 +254,14 @@ def test_a_stage_without_moe_layers_trains(tmp_path: Path):
         if mode == "R3":
             assert metrics["replay/agreement"] >= 0.999
         else:
-            (commit,) = find_training_set(store, read_manifest(store, 0)).commits
-            assert place_of(commit) == (1, 0, 0)
+            assert trainer_files(store) == ["001-00000"]
             assert_routes_are_the_engines(store)
+
+
+def trainer_files(store: Store) -> list[str]:
+    """Return stage and ranks in the names of the files that the trainer of step 0 recorded."""
+    trainer = find_trainer_routes(store, read_manifest(store, 0))
+    return sorted(file.key.rpartition("/")[2].split(".")[0] for file in trainer.files)
 
 
 def assert_routes_are_the_engines(store: Store) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from operators.training.batches.step_data import StepData
 from operators.training.megatron import value_head
-from operators.training.megatron.local_layers import NamedForBridge
+from operators.training.megatron.weights import NamedForBridge
 from operators.training.passes.compared import compare
 from operators.training.passes.critic_passes import critic_gradients, layouts_of, values_pass
 from operators.training.rank import Rank, TrainedCritic, make_critic

@@ -1,4 +1,4 @@
-"""The model in docs/scale.md: its page, its coefficients, and the simulation clock."""
+"""The model in benchmarks/scale.md: its page, its coefficients, and the simulation clock."""
 
 from dataclasses import replace
 from pathlib import Path

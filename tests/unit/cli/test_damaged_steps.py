@@ -17,7 +17,7 @@ def run(tmp_path) -> Store:
     """A run with three steps; the manifest of the second step is damaged."""
     store = open_store(str(tmp_path / "store" / "run"))
     for step in range(3):
-        retrace.write_step(store, step, make_samples(step=step), GEOMETRY, R3)
+        retrace.traces.write_step(store, step, make_samples(step=step), GEOMETRY, R3)
     manifest = tmp_path / "store" / "run" / keys.manifest(1)
     manifest.write_bytes(manifest.read_bytes().replace(b'"step": 1', b'"step": 7'))
     assert b'"step": 7' in manifest.read_bytes()
@@ -79,7 +79,7 @@ def test_a_step_that_lost_its_manifest_is_named(run, tmp_path, command):
     for step in (1, 3):
         manifest = tmp_path / "store" / "run" / keys.manifest(step)
         if step == 3:
-            retrace.write_step(run, step, make_samples(step=step), GEOMETRY, R3)
+            retrace.traces.write_step(run, step, make_samples(step=step), GEOMETRY, R3)
         manifest.unlink()
     more = ["--out", tmp_path / "out"] if command == "export" else []
     found = outcome(command, run.uri, *more, expect=1)
@@ -91,7 +91,7 @@ def test_a_step_that_lost_its_manifest_is_named(run, tmp_path, command):
 
 
 @pytest.mark.parametrize("command", ["ls", "stats", "export", "verify"])
-@pytest.mark.parametrize("lost", [keys.manifest(1), keys.training_set(1)])
+@pytest.mark.parametrize("lost", [keys.manifest(1), keys.trainer_routes(1)])
 def test_a_trained_step_that_lost_an_object_is_named(tmp_path, command, lost):
     store = open_store(str(tmp_path / "store"))
     whole_run(store, tmp_path, "R2")
@@ -114,7 +114,7 @@ def test_an_error_names_its_step_once(capsys):
 
 def test_the_other_runs_are_listed(tmp_path):
     for name in ("one", "two"):
-        retrace.write_step(open_store(str(tmp_path / name)), 0, make_samples(), GEOMETRY, R3)
+        retrace.traces.write_step(open_store(str(tmp_path / name)), 0, make_samples(), GEOMETRY, R3)
     (tmp_path / "one" / "run.json").write_text("{}")
     result = CliRunner().invoke(whole_runs.app, ["ls", str(tmp_path)])
     assert result.exit_code == 1, result.output

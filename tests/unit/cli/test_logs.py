@@ -17,7 +17,7 @@ from pipeline.inputs.stage import stage
 from pipeline.run import keys
 from pipeline.run.attempts import take_attempt
 from pipeline.run.commit import commit, new_write_id
-from pipeline.run.owner import owner_json
+from pipeline.run.owner import owner_json, this_owner
 from pipeline.store import open_store
 from tests.attempts import distant_owner, living_owner
 from tests.patience import PATIENCE_S, eventually
@@ -96,7 +96,7 @@ def test_logs_of_a_run_on_kubernetes_are_elsewhere(logs, folder):
     for log in logs.iterdir():
         log.unlink()
     store = open_store(str(folder / "outputs/store/test"))
-    commit(store, keys.attempt(0), {"number": 0, "owner": "0a1b"}, new_write_id())
+    commit(store, keys.attempt(0), {"number": 0, "owner": owner_json(this_owner("0a1b"))}, new_write_id())
     [said] = command("test", expect=2)
     store.delete(keys.attempt(0))
     for component in ("rollout", "training"):

@@ -14,6 +14,7 @@ from tokenizers.models import WordLevel
 from typer.testing import CliRunner
 
 from pipeline.cli.traces import app
+from pipeline.metrics.metric import by_layer
 from pipeline.run import keys
 from pipeline.run.commit import commit, new_write_id
 from pipeline.run.plan import publish_plan
@@ -244,7 +245,8 @@ def test_stats_show_load_and_agreement(run, tmp_path):
         for sample in changed:
             sample.routes.sets_TLK[:, 0] = [12, 13, 14, 15]
         train(run, changed)
-    body = {"step": 0, "metrics": {}, "agreement_by_layer": {"1": 0.25, "2": 0.5, "5": 1.0}}
+    shares = by_layer("replay/agreement", {1: 0.25, 2: 0.5, 5: 1.0})
+    body = {"step": 0, "metrics": shares}
     commit(run, keys.metrics(0), body, new_write_id())
     printed = command("stats", run.uri).splitlines()
     assert printed[-2].startswith("load: an expert's share of the layer's choices; ")

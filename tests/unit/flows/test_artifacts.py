@@ -45,18 +45,6 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Server:
     return server
 
 
-def test_the_names_of_artifacts_begin_with_the_runs_name(server: Server):
-    with Artifacts("main", pytest.fail) as artifacts:
-        artifacts.table("steps", [{"step": 0}], "of steps")
-        artifacts.text("report", "# text")
-        artifacts.link("store", "s3://bucket/main")
-    assert server.made == [
-        ("main-steps", [{"step": 0}], "of steps"),
-        ("main-report", "# text"),
-        ("main-store", "s3://bucket/main"),
-    ]
-
-
 def test_of_several_pending_versions_only_the_last_is_created(server: Server):
     server.go.clear()
     with Artifacts("main", pytest.fail) as artifacts:

@@ -20,7 +20,6 @@ from pipeline.flows.steps import Context
 from pipeline.inputs.stage import StagedRun
 from pipeline.launch.base import LaunchError
 from pipeline.report.run_metrics import StepMetrics, read_metrics
-from pipeline.report.tables import SHOWN_STEPS
 from pipeline.run import keys
 from pipeline.run.attempts import Attempt, Claim, end_attempt
 from pipeline.run.commit import commit, new_write_id, read_commit
@@ -109,7 +108,7 @@ def train(context: Context, step: int) -> StepMetrics:
     found = read_metrics(context.run.store, step)
     assert found is not None
     for tracker in context.trackers:
-        tracker.log_step(step, found.values)
+        tracker.log("step", step, found.values)
     return found
 
 
@@ -238,71 +237,6 @@ def store_validation(store: Store, version: int) -> None:
         place = {"version": version, "shard": shard}
         body = {**place, "reward_sum": 1.0, "count": 2, "masked": 0}
         commit(store, keys.validation(version, shard), body, new_write_id())
-
-
-def test_attaching_counts_steps_by_their_names(monkeypatch: pytest.MonkeyPatch):
-    """The flow reads only the metrics that the table shows, and counts steps with one listing."""
-    store = CountingStore()
-    for step in range(500):
-        finish(store, step)
-    store.requests.clear()
-    tables, screen = take(store, 501, monkeypatch)
-    assert "500 steps are already finished" in screen.lines[0]
-    assert store.requests["read"] <= SHOWN_STEPS + 5
-    assert store.requests.total() <= SHOWN_STEPS + 15
-    assert len(tables.tables) == 1
-
-
-def test_the_table_of_metrics_shows_the_newest_steps(monkeypatch: pytest.MonkeyPatch):
-    """The flow sends the table again at each step, so its size must be limited.
-
-    A table that is not full shows all steps, including those that an earlier start finished.
-    """
-    store = CountingStore()
-    first, _ = take(store, 2, monkeypatch)
-    assert [row["step"] for row in first.tables[-1][0]] == [0, 1]
-    assert first.tables[-1][0][1]["critic/rewards/mean"] == 1.0
-    steps = SHOWN_STEPS + 7
-    again, _ = take(store, steps, monkeypatch)
-    assert [row["step"] for row in again.tables[0][0]] == [0, 1, 2]
-    rows, description = again.tables[-1]
-    assert [row["step"] for row in rows] == list(range(7, steps))
-    assert f"{SHOWN_STEPS} of {steps} finished steps" in description
-    assert f"{store.uri}/steps/*/metrics.json" in description
-    assert max(len(rows) for rows, _ in again.tables) == SHOWN_STEPS
-
-
-@pytest.mark.parametrize(
-    ("finished", "checkpoint", "says"),
-    [
-        (1, None, ["no checkpoint yet: training step 0 again before step 1"]),
-        (3, None, ["no checkpoint yet: training steps 0 to 2 again (3 steps) before step 3"]),
-        (3, 2, ["the last checkpoint is of policy 2: training step 2 again before step 3"]),
-        (3, 3, []),
-        (0, None, []),
-        (4, 2, []),  # all steps are finished
-    ],
-)
-def test_a_restart_shows_the_steps_that_it_trains_again(
-    monkeypatch: pytest.MonkeyPatch, finished: int, checkpoint: int | None, says: list[str]
-):
-    """Training these steps again takes as long as the first time. Without the line, the screen
-    would show no progress."""
-    store = CountingStore()
-    for step in range(finished):
-        finish(store, step)
-    if checkpoint is not None:
-        commit(store, keys.checkpoint(checkpoint), {}, new_write_id())
-    _, screen = take(store, 4, monkeypatch)
-    assert [line for line in screen.lines if "again" in line] == says
-
-
-def test_after_attaching_to_workers_no_step_is_trained_again(monkeypatch: pytest.MonkeyPatch):
-    store = CountingStore()
-    finish(store, 0)
-    make_attempt(store, 0, 4)
-    _, screen = take(store, 4, monkeypatch, attempt=0)
-    assert not [line for line in screen.lines if "again" in line]
 
 
 def test_a_flow_that_lost_its_attempt_stops_waiting(monkeypatch: pytest.MonkeyPatch):

@@ -82,16 +82,6 @@ def test_the_error_of_a_server_that_does_not_start_quotes_its_log(
     )
 
 
-def test_the_server_ends_after_an_error_of_the_flow(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    stand_in(HEALTHY, monkeypatch)
-    before = set(started())
-    with pytest.raises(KeyboardInterrupt), prefect_server(tmp_path, print) as reporting, reporting:
-        raise KeyboardInterrupt
-    assert set(started()) <= before
-
-
 PROXIES = [
     {"http_proxy": "http://127.0.0.1:9"},
     {"HTTP_PROXY": "http://127.0.0.1:9", "HTTPS_PROXY": "127.0.0.1:9", "NO_PROXY": "example.org"},
@@ -147,24 +137,3 @@ def test_a_named_server_that_does_not_answer_is_a_problem(tmp_path: Path, url: s
         with pytest.raises(InputError), prefect_server(tmp_path, print):
             pytest.fail("the block must not begin")
     assert not (tmp_path / "prefect-server.log").exists()
-
-
-def test_a_named_server_behind_an_unusable_proxy_is_a_problem(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("all_proxy", "socks://127.0.0.1:9")
-    with temporary_settings({PREFECT_API_URL: "http://prefect.example.org/api"}):
-        assert "socks" in str(server_problem()).lower()
-
-
-def test_a_slow_start_is_shown_and_ends_with_the_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    stand_in("import time; time.sleep(1.5); raise SystemExit(3)", monkeypatch)
-    monkeypatch.setattr(server, "_SHOWN_EVERY_S", 0.2)
-    shown: list[str] = []
-    with (
-        pytest.raises(LaunchError, match="ended with 3"),
-        prefect_server(tmp_path, shown.append) as reporting,
-        reporting,
-    ):
-        pytest.fail("the server never answered")
-    assert any(str(tmp_path / "prefect-server.log") in line for line in shown)

@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,14 @@ from pipeline.config.tree import RunConfig
 from pipeline.errors import InputError
 from pipeline.inputs.check import check_inputs
 from pipeline.inputs.checked import CheckedInputs
+from pipeline.inputs.stage import StagedRun, stage, staged_change
 from pipeline.run import keys
-from pipeline.run.amendments import read_amendments
+from pipeline.run.attempts import read_attempt, take_attempt
 from pipeline.run.commit import commit, new_write_id
+from pipeline.run.restarts import attempt_count
+from pipeline.run.uses import ATTEMPT
 from pipeline.store import Store
+from tests.attempts import dead_owner
 
 REPLAY = "actor_rollout_ref.actor.router_replay"
 R3 = (f"{REPLAY}.mode=R3", "actor_rollout_ref.rollout.enable_rollout_routing_replay=True")
@@ -107,5 +112,17 @@ def error_with_file(settings: Path, model: Path, name: str, content: str | None)
 
 def use(store: Store, key: str = keys.rollout(0, 0)) -> None:
     """Commit a shard or another object, as a worker would."""
-    known = {"amendments": len(read_amendments(store))}
-    commit(store, key, {**known, "maker": known}, new_write_id())
+    commit(store, key, {"maker": {ATTEMPT: attempt_count(store) - 1}}, new_write_id())
+
+
+def change_of(run: StagedRun) -> str | None:
+    """Return what the newest start changed in its run; None if it changed nothing."""
+    return read_attempt(run.store, attempt_count(run.store) - 1).reason or None
+
+
+def prepare(config: RunConfig) -> StagedRun:
+    """Start a run as a flow does, until its workers would start; the start's owner is dead."""
+    inputs = check_inputs(config)
+    change = partial(staged_change, inputs)
+    take_attempt(inputs.store, inputs.config, dead_owner(), change=change)
+    return stage(inputs)

@@ -6,7 +6,6 @@ If they do not match, the error names all differences.
 import shutil
 from pathlib import Path
 
-from pipeline.inputs.stage import prepare
 from pipeline.run import keys
 from pipeline.run.description import description_json
 from pipeline.store import open_store
@@ -14,6 +13,7 @@ from tests.forged_sets import put_signed
 from tests.unit.inputs.small_inputs import (
     REPLAY,
     load,
+    prepare,
     the_error,
     use,
     verl_rows,

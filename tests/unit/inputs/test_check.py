@@ -8,16 +8,8 @@ from pipeline.config.rules.pods import InstalledGpus
 from pipeline.errors import InputError
 from pipeline.extras import EXTRAS
 from pipeline.inputs.check import check_inputs
-from pipeline.inputs.stage import prepare
 from tests.tiny_models import make_tiny
-from tests.unit.inputs.small_inputs import (
-    R3,
-    REPLAY,
-    check,
-    check_error,
-    load,
-    the_error,
-)
+from tests.unit.inputs.small_inputs import R3, REPLAY, check, check_error, load, prepare, the_error
 
 
 def test_checking_leaves_nothing_behind(settings):
@@ -28,13 +20,6 @@ def test_checking_leaves_nothing_behind(settings):
         f"trainer.default_local_dir={settings.parent}/logs",
     )  # fmt: skip
     assert sorted(settings.parent.rglob("*")) == before
-
-
-def test_fewer_prompts_than_a_step_needs_are_refused(settings):
-    assert the_error(settings, "data.train_batch_size=12") == (
-        "data.train_batch_size: found 12, but data.train_files has 10 prompts; set it to at most "
-        "10, or add prompts"
-    )
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "config.json"])
@@ -68,29 +53,10 @@ def test_a_dense_model_is_accepted_only_without_replay(settings, tmp_path):
     assert run.description.geometry is None
 
 
-def test_a_reward_file_without_the_function_is_refused(settings):
-    path = settings.parent / "reward.py"
-    path.write_text("def score(text): return 1.0")
-    assert the_error(settings) == (
-        f"custom_reward_function.path: {path}: found functions score, expected one named "
-        "compute_score; rename it, or set custom_reward_function.name"
-    )
-
-
 def test_an_unwritable_store_is_refused(settings):
     """The place is a file instead of a folder, so not even root can write below it."""
     for place in (settings, settings / "store"):
-        assert the_error(settings, f"store.uri={place}") == (
-            f"store.uri: found {place}, which cannot be written: {settings} is a file, expected a "
-            "folder; choose another place"
-        )
-
-
-def test_no_second_fix_is_added_to_a_store_error_that_contains_one(settings, monkeypatch):
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "no-url")
-    problem = the_error(settings, "store.uri=s3://bucket/store")
-    assert problem.startswith("store.uri: found s3://bucket/store, which cannot be written: ")
-    assert problem.endswith("; correct the AWS settings (environment, profile)")
+        assert f"{settings} is a file" in the_error(settings, f"store.uri={place}")
 
 
 @pytest.mark.parametrize("place", ["nowhere/set", "ftp://host/set"])
@@ -103,22 +69,12 @@ def test_a_missing_replay_file_is_reported_with_other_problems(settings, place):
     assert ("contains no recorded set (from " if "://" not in place else "'ftp' is not") in absent
 
 
-def test_an_unwritable_local_folder_is_refused(settings):
-    problem = the_error(settings, f"trainer.default_local_dir={settings}/logs")
-    assert problem.startswith(
-        f"trainer.default_local_dir: found {settings}/logs, which cannot be written: "
-    )
-
-
 def test_a_policy_cache_that_no_worker_can_create_is_refused(settings):
     """Workers create missing folders, but a replayed run has no rollout workers."""
     check(settings, f"store.policy_cache={settings.parent}/fast/disk")
     for place in (settings, settings / "cache" / "deep"):
         problem = f"store.policy_cache={place}"
-        assert the_error(settings, problem) == (
-            f"store.policy_cache: found {place}, but {settings} is not a writable folder; choose a "
-            "different folder, or write disk"
-        )
+        assert f"{settings} is not a writable folder" in the_error(settings, problem)
         replayed = check_error(settings, *R3, problem, f"{REPLAY}.replay_file=nowhere")
         assert not any(text.startswith("store.policy_cache") for text in replayed)
     with pytest.raises(InputError) as in_pods:
@@ -143,17 +99,6 @@ def test_credentials_in_a_place_are_refused_and_not_repeated(settings):
         [problem] = check_error(settings, override)
         assert "credentials" in problem
         assert "hidden" not in problem
-
-
-def test_an_endpoint_that_is_not_a_url_is_refused(settings):
-    problem = the_error(settings, "store.endpoint=localhost:9000")
-    assert problem.startswith("store.endpoint: found 'localhost:9000', expected https://HOST")
-    assert problem.endswith("; correct it")
-
-
-def test_a_local_folder_in_a_bucket_is_refused(settings):
-    problem = the_error(settings, "trainer.default_local_dir=s3://bucket/logs")
-    assert problem.endswith("expected a folder on this machine")
 
 
 def test_all_problems_are_shown_together(settings):

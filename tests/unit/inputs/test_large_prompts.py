@@ -6,9 +6,8 @@ import pytest
 
 from pipeline.inputs.prompts import prompt_file
 from pipeline.inputs.prompts.prompt_file import CHUNK_ROWS, PromptFile
-from pipeline.inputs.stage import prepare
 from pipeline.run.prompt_table import SCHEMA, StoredPrompts
-from tests.unit.inputs.small_inputs import check, check_error, load, the_error, verl_rows
+from tests.unit.inputs.small_inputs import check, check_error, load, prepare, the_error, verl_rows
 
 ROWS = 2 * CHUNK_ROWS + 3
 
@@ -87,17 +86,6 @@ def test_prompts_with_the_same_messages_have_the_same_tokens(settings, monkeypat
     assert len({tuple(row["token_ids"]) for row in few}) == 3
 
 
-def test_wide_and_nested_extra_info_is_kept(settings):
-    rows = verl_rows(10)
-    for number, row in enumerate(rows):
-        row["extra_info"] = {f"field{i}": i * number for i in range(300)} | {
-            "nested": {"list": [{"a": [number]}, {"a": []}], "none": None}
-        }
-    write(settings.parent / "train.parquet", pa.Table.from_pylist(rows))
-    found = rows_of(check(settings).prompts.prompts)[9]["extra_info"]
-    assert '"field299": 2691, "nested": {"list": [{"a": [9]}, {"a": []}], "none": null}' in found
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -119,19 +107,6 @@ def test_prompts_with_images_videos_or_audio_are_refused(settings, name, value):
         rows[7][name] = []
         write(settings.parent / "train.parquet", pa.Table.from_pylist(rows))
         assert check(settings).notes == ()
-
-
-@pytest.mark.parametrize(
-    ("content", "found"),
-    [
-        ([{"type": "text", "text": "1"}], "as a list of 1 parts, expected one text"),
-        ([{"type": "image", "text": None}, {"type": "text", "text": "1"}], "type image, but only"),
-    ],
-)
-def test_message_content_in_parts_is_refused(settings, content, found):
-    rows = [row | {"prompt": [{"role": "user", "content": content}]} for row in verl_rows(10)]
-    write(settings.parent / "train.parquet", pa.Table.from_pylist(rows))
-    assert found in the_error(settings)
 
 
 def test_unread_columns_are_noted_when_prompts_are_staged(settings):

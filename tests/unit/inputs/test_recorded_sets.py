@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.inputs.check import check_inputs
-from pipeline.inputs.stage import StagedRun, prepare
+from pipeline.inputs.stage import StagedRun
 from pipeline.policies.versions import digests_of, weights_of
 from pipeline.policies.weights import parse_header
 from pipeline.run import keys
@@ -36,8 +36,10 @@ from tests.forged_sets import put_signed
 from tests.unit.inputs.small_inputs import (
     R3,
     REPLAY,
+    change_of,
     check,
     load,
+    prepare,
     the_error,
     verl_rows,
     write_prompts,
@@ -196,7 +198,7 @@ def test_a_set_of_a_run_whose_model_was_amended_is_accepted(settings, model, per
     shutil.copy(model / "model.safetensors", changing)
     config = load(settings, *of_set)
     run = prepare(config)
-    assert run.amended
+    assert change_of(run)
     for step in range(2):
         sample_step(run, config, step)
     replay = (*R3, f"{REPLAY}.replay_file={run.uri}")

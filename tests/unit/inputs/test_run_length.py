@@ -2,9 +2,9 @@
 
 import pytest
 
-from pipeline.inputs.stage import prepare, stage
+from pipeline.inputs.stage import stage
 from pipeline.run.attempts import config_of
-from tests.unit.inputs.small_inputs import check, load, the_error, verl_rows, write_prompts
+from tests.unit.inputs.small_inputs import check, load, prepare, the_error, verl_rows, write_prompts
 
 OPTIM = "actor_rollout_ref.actor.optim"
 WARMUP = f"{OPTIM}.lr_warmup_steps"
@@ -40,15 +40,6 @@ def test_fewer_prompts_than_a_batch_are_refused(open_end):
     assert problem.startswith("data.train_batch_size: found 12, but data.train_files has 10")
 
 
-def test_steps_take_precedence_over_epochs(settings):
-    inputs = check(settings, "trainer.total_epochs=3")
-    assert inputs.config.trainer.total_training_steps == 2
-    assert inputs.notes == (
-        "trainer.total_epochs: 3 has no effect, because trainer.total_training_steps=2 takes "
-        "precedence, as in verl",
-    )
-
-
 def test_without_steps_and_epochs_a_run_has_the_default_length(open_end):
     inputs = check(open_end)
     assert inputs.config.trainer.total_training_steps == 10
@@ -74,14 +65,6 @@ class TestWarmUp:
         assert inputs.config.actor_rollout_ref.actor.optim.lr_warmup_steps == 2  # int(0.4 * 6)
         assert f"{WARMUP}_ratio: 0.4 of 6 steps are 2 steps" in inputs.notes
 
-    def test_steps_take_precedence_over_a_share(self, settings):
-        inputs = check(settings, self.RATIO, f"{WARMUP}=1")
-        assert inputs.config.actor_rollout_ref.actor.optim.lr_warmup_steps == 1
-
-    def test_the_warm_up_may_be_a_share_of_the_schedule(self, open_end):
-        inputs = check(open_end, "trainer.total_epochs=3", self.RATIO, f"{DECAY}=10")
-        assert inputs.config.actor_rollout_ref.actor.optim.lr_warmup_steps == 4  # int(0.4 * 10)
-
 
 class TestSchedule:
     STYLE = (f"{OPTIM}.lr_decay_style=cosine", f"{OPTIM}.lr_warmup_steps_ratio=0.4")
@@ -100,18 +83,7 @@ class TestSchedule:
             assert longer.config.trainer.total_training_steps == 10
             assert longer.config.actor_rollout_ref.actor.optim == before
 
-    def test_a_run_without_a_share_keeps_its_warm_up(self, open_end):
-        """int(0.1 * 6) is 0, but int(0.1 * 10) is 1."""
-        ratio = f"{WARMUP}_ratio=0.1"
-        run = prepare(load(open_end, "trainer.total_epochs=3", ratio))
-        longer = stage(check(open_end, "trainer.total_epochs=5", ratio))
-        assert longer.config.actor_rollout_ref.actor == run.config.actor_rollout_ref.actor
-
     def test_a_different_horizon_requires_a_new_run(self, open_end):
         prepare(load(open_end, "trainer.total_epochs=3", *self.STYLE))
         problem = the_error(open_end, "trainer.total_epochs=3", *self.STYLE, f"{DECAY}=7")
         assert f"{DECAY}: was 6, now 7" in problem
-
-    def test_the_warm_up_must_be_shorter_than_the_schedule(self, open_end):
-        problem = the_error(open_end, "trainer.total_epochs=3", self.STYLE[0], f"{WARMUP}=6")
-        assert problem.startswith(f"{WARMUP}: found 6, expected fewer than {DECAY}=6 (null: the")

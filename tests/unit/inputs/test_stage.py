@@ -4,15 +4,14 @@ import pytest
 
 from pipeline.config.keys import with_value
 from pipeline.errors import InputError
-from pipeline.inputs import stage as stage_module
-from pipeline.inputs.stage import prepare, stage
+from pipeline.inputs.stage import stage
 from pipeline.policies.fetch import fetch_policy
 from pipeline.run import keys
 from pipeline.run.commit import DataFile, read_commit, read_data
 from pipeline.run.description import parse_description
 from pipeline.store import open_store
 from pipeline.traces import Geometry
-from tests.unit.inputs.small_inputs import check, load, verl_rows, write_prompts
+from tests.unit.inputs.small_inputs import change_of, check, load, prepare
 
 
 def test_run_json_describes_the_run(settings):
@@ -46,14 +45,13 @@ def test_policy_0_is_the_staged_model(settings, model, tmp_path):
 def test_staging_again_changes_nothing(settings):
     run = prepare(load(settings))
     before = {info.key: run.store.read(info.key) for info in run.store.list("")}
-    again = prepare(load(settings, "trainer.total_training_steps=7", "launch.rollout_workers=2"))
+    again = stage(check(settings, "trainer.total_training_steps=7", "launch.rollout_workers=2"))
     assert again.description == run.description
     assert {info.key: run.store.read(info.key) for info in run.store.list("")} == before
 
 
 def test_two_flows_at_the_same_time_create_one_run(settings):
-    """Both flows finish their checks before either creates the run. One flow creates the run. The
-    other flow attaches to the run, or is refused if its settings or inputs differ."""
+    """Both flows finish their checks before either creates the run."""
     inputs, same = check(settings), check(settings)
     other = check(settings, "trainer.seed=5")
     first = stage(inputs)
@@ -71,36 +69,12 @@ def test_interrupted_staging_is_completed(settings):
     assert prepare(load(settings)).description.inputs == run.description.inputs
 
 
-def test_several_files_and_validation_prompts_are_staged(settings):
-    more = write_prompts(settings.parent / "more.parquet", verl_rows(3))
-    config = load(
-        settings, f"data.train_files=[{settings.parent}/train.parquet,{more}]",
-        f"data.val_files={more}",
-    )  # fmt: skip
-    run = prepare(config)
-    assert (run.prompt_count, run.val_prompt_count) == (13, 3)
-
-
-def test_inputs_that_were_swept_before_the_amendment_are_staged_again(settings, monkeypatch):
-    """An earlier start has staged the file, so it is old, and no commit names it yet."""
+def test_inputs_that_were_swept_are_staged_again(settings):
     run = prepare(load(settings))
     (settings.parent / "reward.py").write_text("def compute_score(**_):\n    return 2.0\n")
-    real = stage_module.write_amendment
-    swept = []
-
-    def written(store, amendment):
-        for file in amendment.files():
-            store.delete(file.key)
-            swept.append(file.key)
-        return real(store, amendment)
-
-    monkeypatch.setattr(stage_module, "write_amendment", written)
     again = prepare(load(settings))
-    assert again.amended is not None
-    assert swept
+    assert change_of(again) is not None
     for file in again.description.inputs.files():
+        run.store.delete(file.key)
+    for file in prepare(load(settings)).description.inputs.files():
         read_data(run.store, file)
-    monkeypatch.undo()
-    run.store.delete(swept[0])  # the start was killed after the amendment
-    prepare(load(settings))
-    assert run.store.size(swept[0]) is not None

@@ -2,21 +2,25 @@
 
 import os
 import shutil
-from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
 from pipeline.errors import InputError
 from pipeline.inputs import fetch
-from pipeline.inputs.attach import attach
-from pipeline.inputs.prompts.token_writer import TokenWriter
-from pipeline.inputs.stage import prepare, stage
 from pipeline.inputs.tokenizer import ChatTokenizer
-from pipeline.run import keys
 from pipeline.run.commit import CorruptObjectError
 from pipeline.run.prompt_table import SCHEMA, StoredPrompts
-from tests.unit.inputs.small_inputs import check, load, the_error, use, verl_rows, write_prompts
+from tests.unit.inputs.small_inputs import (
+    change_of,
+    check,
+    load,
+    prepare,
+    the_error,
+    use,
+    verl_rows,
+    write_prompts,
+)
 
 MODEL = "actor_rollout_ref.model.path"
 CLOCK = "{{ strftime_now('%f') }}{% for m in messages %}{{ m.content }}{% endfor %}"
@@ -62,29 +66,14 @@ def test_a_template_that_reads_the_clock_does_not_prevent_a_start(settings, date
     assert "strftime_now" in note
     use(first.store)
     again = prepare(load(settings, dated, "trainer.total_training_steps=5"))
-    assert (again.notes, again.amended) == ((), None)
+    assert (again.notes, change_of(again)) == ((), None)
     path = settings.parent / "train.parquet"
     pq.write_table(pq.read_table(path), path, compression="gzip", row_group_size=3)
     again = prepare(load(settings, dated))
-    assert again.amended is None
+    assert change_of(again) is None
     assert again.description.inputs == first.description.inputs
     write_prompts(path, verl_rows(11))
     assert "had 10 prompts, now 11, with different content" in the_error(settings, dated)
-
-
-def test_two_flows_with_a_template_that_reads_the_clock_create_one_run(settings, dated):
-    inputs, same = check(settings, dated), check(settings, dated)
-    assert inputs.prompts.file != same.prompts.file
-    first = stage(inputs)
-    assert attach(same) is None
-    assert stage(same).description == first.description
-
-
-def test_a_random_template_is_noted(settings, dated):
-    folder = Path(dated.partition("=")[2])
-    (folder / "chat_template.jinja").write_text("{{ ['a', 'b'] | random }}")
-    (note,) = check(settings, dated).notes
-    assert "random" in note
 
 
 def test_other_tokens_of_a_newer_library_do_not_prevent_a_start(settings, monkeypatch):
@@ -137,19 +126,6 @@ def test_a_full_disk_is_reported(settings, monkeypatch):
     assert "set TMPDIR to a larger disk" in the_error(settings)
 
 
-def test_the_temporary_file_has_no_name(settings, tmp_path, monkeypatch):
-    """So nothing remains if the process is killed."""
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "scratch"))
-    monkeypatch.setattr("tempfile.tempdir", None)
-    (tmp_path / "scratch").mkdir()
-    inputs = check(settings)
-    assert isinstance(inputs.prompts.local, TokenWriter)
-    assert list((tmp_path / "scratch").iterdir()) == []
-    stage(inputs)
-    assert inputs.store.size(inputs.prompts.file.key) == inputs.prompts.file.size
-    assert inputs.store.size(keys.run_json()) is not None
-
-
 def test_a_data_source_needs_a_scorer_also_at_a_later_start(settings):
     """The staged table names the data sources for which there was none."""
     run = prepare(load(settings))
@@ -180,8 +156,8 @@ def test_a_remote_file_is_fetched_only_if_it_may_have_changed(
     assert set(fetched) == {"train.parquet"}
     no_tokens()
     fetched.clear()
-    assert prepare(load(settings)).amended is None
+    assert change_of(prepare(load(settings))) is None
     assert fetched == []
     os.utime(settings.parent / "train.parquet", (1, 1))
-    assert prepare(load(settings)).amended is None
+    assert change_of(prepare(load(settings))) is None
     assert fetched == ["train.parquet"]

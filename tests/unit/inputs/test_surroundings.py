@@ -9,11 +9,8 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from pipeline.config.rules.pods import InstalledGpus
 from pipeline.errors import InputError
-from pipeline.inputs.check import check_inputs
-from pipeline.inputs.machine import check_prefect
-from pipeline.inputs.space import check_prefect_home, check_scratch
+from pipeline.inputs.space import check_scratch
 from pipeline.store import s3_client
 from tests.unit.inputs.small_inputs import check, check_error, load
 
@@ -103,17 +100,6 @@ def test_a_server_that_does_not_answer_is_asked_once(
 
 
 @pytest.mark.usefixtures("s3")
-def test_a_server_that_answers_again_is_used_again(settings, monkeypatch: pytest.MonkeyPatch):
-    with answering(404) as (url, seen):
-        s3_client._silent[url] = (float("inf"), "it did not answer")
-        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", url)
-        problems = check_error(settings, "actor_rollout_ref.model.path=s3://bucket/model")
-        assert url not in s3_client._silent
-    assert "/bucket" in seen
-    assert "it did not answer" not in "".join(problems)
-
-
-@pytest.mark.usefixtures("s3")
 def test_only_servers_elsewhere_are_reached_through_a_proxy(monkeypatch: pytest.MonkeyPatch):
     with answering(404) as (here, direct), answering(404) as (proxy, proxied):
         for name in ("http_proxy", "HTTP_PROXY"):
@@ -176,47 +162,3 @@ def test_problems_with_the_surroundings_are_reported_together(
         monkeypatch.setenv("PREFECT_API_URL", f"{url}/api")
         check(settings)
         assert seen == ["/api/health"]
-
-
-@pytest.mark.parametrize("url", ["http://prefect.invalid/api", "nonsense", "http://[::1/api"])
-def test_a_prefect_server_that_cannot_exist_is_refused(monkeypatch: pytest.MonkeyPatch, url: str):
-    monkeypatch.setenv("PREFECT_API_URL", url)
-    with pytest.raises(InputError, match="PREFECT_API_URL: found ") as caught:
-        check_prefect()
-    assert ("write http://" in str(caught.value)) == ("://" not in url)
-
-
-def test_a_silent_or_failing_prefect_server_is_refused(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("pipeline.inputs.machine._ANSWER_S", 0.5)
-    with answering(502) as (failing, _):
-        for url in (f"http://127.0.0.1:{SILENT.port}/api", failing):
-            monkeypatch.setenv("PREFECT_API_URL", url)
-            with pytest.raises(InputError, match="PREFECT_API_URL: found "):
-                check_prefect()
-
-
-def test_a_run_without_a_home_for_prefect_is_refused(tmp_path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.delenv("PREFECT_API_URL", raising=False)
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "file" / "prefect"))
-    with pytest.raises(InputError, match="PREFECT_HOME: "):
-        check_prefect_home()
-    monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "new" / "prefect"))
-    check_prefect_home()
-    monkeypatch.delenv("PREFECT_HOME")
-    monkeypatch.delenv("HOME")
-
-    def nobody(uid: int) -> None:
-        raise KeyError(uid)
-
-    monkeypatch.setattr("pwd.getpwuid", nobody)
-    with pytest.raises(InputError, match="HOME is not set"):
-        check_prefect_home()
-
-
-def test_pods_do_not_need_this_machine(settings, tmp_path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "absent"))
-    with pytest.raises(InputError) as error:
-        check_inputs(load(settings), InstalledGpus(None, None))
-    assert [problem.split(":")[0] for problem in error.value.problems] == ["store.uri"]

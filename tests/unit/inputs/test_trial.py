@@ -3,8 +3,8 @@
 import pytest
 
 from pipeline.errors import InputError
-from pipeline.inputs.stage import prepare, try_staged_reward
-from tests.unit.inputs.small_inputs import check, load, use
+from pipeline.inputs.stage import try_staged_reward
+from tests.unit.inputs.small_inputs import check, load, prepare, use
 
 
 def test_the_staged_reward_is_tried_until_it_has_scored_samples(settings):

@@ -21,10 +21,7 @@ PARAMETERS = 30_500_000_000
 
 
 def test_the_estimate_of_a_large_model_matches_manual_arithmetic(settings):
-    """docs/kubernetes.md lists 61 GB per policy, 427 GB per checkpoint, and 0.44 GB of traces.
-
-    The page's size for traces is for real routes, which compress 2.3 times better than random ones.
-    """
+    """docs/kubernetes.md lists 61 GB per policy, 427 GB per checkpoint, and 0.43 GB of traces."""
     more = ("data.train_batch_size=256", "actor_rollout_ref.rollout.n=8", *R3)
     config = load(settings, *more, "data.max_response_length=1800", "trainer.save_freq=5")
     writes = estimate(config, QWEN3_30B, PARAMETERS, prompt_tokens=200)
@@ -47,23 +44,16 @@ def test_the_estimate_of_a_large_model_matches_manual_arithmetic(settings):
     ],
 )
 def test_large_policies_are_differences(settings, overrides, parameters, every):
-    """By default, policies of 1 GiB or more, at 2 bytes per weight, are written as differences. The
-    estimate still assumes the size of a whole policy."""
+    """By default, policies of 1 GiB or more, at 2 bytes per weight, are written as differences."""
     writes = estimate(load(settings, *overrides), None, parameters, 10)
     assert (writes.whole_every, writes.policy) == (every, 2 * parameters)
     line = writes_line(writes)
-    told = every is not None
-    half = decimal(parameters)
-    text = f" (whole every {every} steps, otherwise a difference of at most {half}) and samples"
-    assert (text in line) == told
-    assert ("whole every" in line) == told
+    assert ("whole every" in line) == (every is not None)
+    assert every is None or f"of at most {decimal(parameters)}" in line
 
 
 def test_recorded_routes_are_counted(settings):
-    """With R2, the prompt's routes are recorded for every sample; with R3, once per group.
-
-    A run without replay or with a dense model records no routes.
-    """
+    """With R2, the prompt's routes are recorded for every sample; with R3, once per group."""
 
     def routes(*overrides: str, geometry: Geometry | None = QWEN3_30B) -> int:
         return estimate(load(settings, *overrides), geometry, 10, prompt_tokens=100).routes
@@ -81,12 +71,6 @@ def test_float32_policies_and_checkpoints_are_larger(settings):
     assert (writes.policy, writes.checkpoint) == (4_000, 16_000)
 
 
-def test_a_checkpoint_includes_the_critic(settings):
-    """The critic has the policy's shape; published policies do not include it."""
-    writes = estimate(load(settings, "algorithm.adv_estimator=gae"), None, 1000, 10)
-    assert (writes.policy, writes.checkpoint) == (2_000, 28_000)
-
-
 @pytest.mark.parametrize(
     ("first", "total", "needed"),
     [
@@ -101,14 +85,6 @@ def test_the_next_two_steps_are_counted(first, total, needed):
     assert needed_bytes(Writes(1, 2, 7, 100, save_freq=3), first, total) == needed
 
 
-@pytest.mark.parametrize(("every", "needed"), [(1, 7 + 2 * 10), (2, 7 + 10 + 6), (16, 7 + 10 + 6)])
-def test_one_of_the_next_two_steps_writes_a_difference(every, needed):
-    """A trainer's first policy is whole. A difference is at most half as large as a whole
-    policy, rounded down."""
-    writes = Writes(1, 2, 7, 100, save_freq=3, whole_every=every)
-    assert needed_bytes(writes, 0, 10) == needed
-
-
 def test_copies_that_workers_keep_outside_the_store_are_counted(settings):
     """Training ranks keep the policy only to write differences; a replayed run has no engines."""
 
@@ -119,17 +95,11 @@ def test_copies_that_workers_keep_outside_the_store_are_counted(settings):
         return writes.rank_copies, writes.engine_copies, line
 
     size = 2 * PARAMETERS
-    assert copies() == (
-        size,
-        size,
-        "training ranks keep 61.0 GB under TMPDIR, the rollout workers on a machine keep 61.0 GB "
-        "under TMPDIR",
-    )
-    assert copies("store.policy_deltas.enable=false", "store.policy_cache=memory") == (
-        0,
-        size,
-        "the rollout workers on a machine keep 61.0 GB in /dev/shm",
-    )
+    assert copies()[:2] == (size, size)
+    assert copies()[2].count("61.0 GB under TMPDIR") == 2
+    in_memory = copies("store.policy_deltas.enable=false", "store.policy_cache=memory")
+    assert in_memory[:2] == (0, size)
+    assert "61.0 GB in /dev/shm" in in_memory[2]
     assert copies("store.policy_deltas.every=1", "store.policy_deltas.enable=true")[0] == 0
     replayed = f"{REPLAY}.replay_file=/recorded"
     off = ("store.policy_deltas.enable=false", "launch.rollout_workers=null")
@@ -149,10 +119,8 @@ def test_a_disk_without_space_for_the_copies_is_noted(settings, monkeypatch):
     assert check(settings, deltas).notes == ready.notes
     free["bytes"] = needed - 1
     [note] = set(check(settings, deltas).notes) - set(ready.notes)
-    assert f"free, but the run needs {decimal(needed)} there: " in note
-    assert (
-        f"{decimal(writes.engine_copies)} that rollout workers keep in store.policy_cache" in note
-    )
+    assert f"needs {decimal(needed)}" in note
+    assert f"{decimal(writes.engine_copies)} that rollout workers keep" in note
 
 
 def test_a_disk_without_space_for_two_steps_is_refused(settings, monkeypatch):
@@ -165,9 +133,8 @@ def test_a_disk_without_space_for_two_steps_is_refused(settings, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage(10**15, 0, free["bytes"]))
     problem = the_error(settings)
     store = settings.parent / "store"
-    assert problem.startswith(f"store.uri: {store} has {needed - 1:,} bytes free (")
-    assert f"need {needed:,} (" in problem
-    assert problem.endswith("; free some space, or choose a different place")
+    assert problem.startswith(f"store.uri: {store} has {needed - 1:,} bytes free")
+    assert f"need {needed:,}" in problem
     free["bytes"] = needed
     check(settings)
     free["bytes"] = 0

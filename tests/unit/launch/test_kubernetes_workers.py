@@ -85,31 +85,6 @@ class Server:
         else:
             self._end(name, "BackoffLimitExceeded", "Job has reached the specified backoff limit")
 
-    def fail_rollout(self, failures: list[str], exit_code: int = 1, index: int = 1) -> None:
-        """Give a rollout worker failed pods and a running pod, as the Job controller creates them.
-
-        A failure is 'error' or 'drain'; the Job controller counts only 'error'.
-        """
-        [name] = [name for name in self.objects if name.endswith("-rollout")]
-        self.pod_list = []
-        counted = 0
-        for number, failure in enumerate([*failures, ""]):
-            drained = [{"type": "DisruptionTarget", "status": "True", "message": "Eviction API"}]
-            terminated = {"terminated": {"exitCode": exit_code}}
-            pod = (
-                self._pod(name, "Failed", terminated, drained if failure == "drain" else [])
-                if failure
-                else self._pod(name, "Running", {"running": {}}, [])
-            )
-            pod["metadata"]["name"] = f"{name}-{index}-{number}"
-            pod["metadata"]["uid"] = f"{name}-{index}-{number}"
-            pod["metadata"]["annotations"] = {
-                names.INDEX_OF_POD: str(index),
-                names.FAILURES_OF_INDEX: str(counted),
-            }
-            counted += failure == "error"
-            self.pod_list.append(pod)
-
     def _end(self, name: str, reason: str, message: str) -> None:
         failed = {"type": "Failed", "status": "True", "reason": reason, "message": message}
         self.objects[name]["status"] = {"conditions": [failed]}
@@ -188,11 +163,7 @@ def test_a_lost_gang_is_followed_by_the_next_one(server: Server):
 
 @pytest.mark.parametrize("seen_by", ["the Job", "the launcher"])
 def test_the_eviction_of_a_gang_does_not_count_as_a_restart(server: Server, seen_by: str):
-    """The evicted pod disappears before its Job has failed.
-
-    If another pod makes the Job fail first, only the launcher has seen the eviction. If the flow
-    pod was not running during the eviction, only the Job's status reports the eviction.
-    """
+    """The evicted pod disappears before its Job has failed."""
     made = started(server)
     name = next(name for name in server.objects if "-train-" in name)
     if seen_by == "the launcher":
@@ -234,77 +205,6 @@ def test_a_gang_with_a_configuration_error_is_not_restarted(server: Server, wher
     assert gangs(server) == ["train-0"]
 
 
-def test_the_cause_is_shown_even_if_its_pod_failed_second_and_is_gone(server: Server):
-    """Node 1 lost its peer, and its torchrun ended first.
-
-    The Job controller then deletes the pod of node 0, where the store was full.
-    """
-    line = "2026-11-22 10:00:01,{ms} ERROR operators.training: rank {rank} failed: {what}\n"
-    full = line.format(ms=100, rank=0, what="StoreError: No space left on device")
-    closed = line.format(ms=200, rank=1, what="RuntimeError: Connection closed by peer")
-    made = started(server)
-    name = next(name for name in server.objects if "-train-" in name)
-    server.fail(name)
-    [failed] = server.pod_list
-    failed["metadata"] |= {"name": "node-1", "annotations": {names.INDEX_OF_POD: "1"}}
-    running = server._pod(name, "Running", {"running": {}}, [])
-    running["metadata"] |= {"name": "node-0", "uid": "node-0"}
-    server.pod_list.append(running)
-    server.logs = {"node-1": closed, "node-0": full}
-    made.check()  # the Job counts as failed only when no pod is running
-    server.pod_list.remove(running)
-    del server.logs["node-0"]
-    failed["status"]["containerStatuses"][0]["state"]["terminated"]["exitCode"] = 78
-    with pytest.raises(StageFailedError) as error:
-        made.check()
-    text = str(error.value)
-    assert "training node 0 (pod node-0)" in text
-    assert f"  | {full}rank 1 then ended: RuntimeError: Connection closed by peer" in text
-
-
-def restarts(made: KubernetesWorkers) -> list[str]:
-    return [line for line in made.screen.lines if ": restart " in line]
-
-
-def test_restarts_of_a_rollout_worker_are_counted(server: Server):
-    """For each worker, the launcher reports how many failures the Job has counted, and shows each
-    failure once.
-
-    The launcher shows a failure when it sees the failed pod. If it missed that pod, it shows the
-    failure when it sees the next pod.
-    """
-    made = started(server)
-    server.fail_rollout(["error"])
-    del server.pod_list[-1]  # the Job controller has not yet created the next pod
-    made.check()
-    assert restarts(made) == ["rollout worker 1: restart 1 of 2"]
-    server.fail_rollout(["error", "drain", "error"])
-    made.check()
-    made.check()
-    assert restarts(made)[1:] == ["rollout worker 1: restart 2 of 2"]
-    server.fail_rollout(["error"], index=3)
-    del server.pod_list[0]  # deleted by force, so it disappeared immediately
-    made.check()
-    assert restarts(made)[2:] == ["rollout worker 3: restart 1 of 2"]
-
-
-@pytest.mark.parametrize("why", ["drained", "too often", "configuration", "the Job ends"])
-def test_failures_without_a_restart_are_not_shown_as_restarts(server: Server, why: str):
-    made = started(server)
-    server.fail_rollout(["drain"] if why == "drained" else ["error"], 78 if "conf" in why else 143)
-    if why == "too often":
-        for pod in server.pod_list:
-            pod["metadata"]["annotations"][names.FAILURES_OF_INDEX] = "2"
-    if why == "the Job ends":  # pods that the Job controller ends also fail
-        [name] = [name for name in server.objects if name.endswith("-rollout")]
-        target = {"type": "FailureTarget", "status": "True", "reason": "FailedIndexes"}
-        server.objects[name]["status"] = {"conditions": [target]}
-    del server.pod_list[-1]
-    made.check()
-    assert restarts(made) == []
-    assert any("rollout worker 1 (pod" in line for line in made.screen.lines)
-
-
 def test_an_outage_of_the_api_server_does_not_fail_the_run(server: Server):
     made = started(server)
     server.silent = 2
@@ -328,14 +228,6 @@ def test_a_service_that_could_not_be_created_is_created_later(server: Server):
     assert not any(name.endswith("-train-1") for name in server.services)
     made.check()
     assert any(name.endswith("-train-1") for name in server.services)
-
-
-def test_starting_waits_for_the_api_server(server: Server, monkeypatch: pytest.MonkeyPatch):
-    """A flow pod often moves to a different node while the control plane is upgraded."""
-    server.silent = 3
-    monkeypatch.setattr(workers, "Api", lambda namespace: server)
-    with workers.kubernetes_workers(launch(), Screen()):
-        assert len(server.objects) == 2
 
 
 def test_created_jobs_are_deleted_if_a_later_one_is_refused(

@@ -12,15 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pipeline.launch.base import (
-    LaunchError,
-    Stage,
-    StageFailedError,
-    StageLastingError,
-    repeats_of,
-)
+from pipeline.launch.base import LaunchError, Stage, StageFailedError, StageLastingError
 from pipeline.launch.local import LocalWorkers, devices_of, local_workers, training_stage
-from pipeline.progress import read_progress
 from pipeline.run.wait import wait_for_any
 from pipeline.store import open_store
 from tests.patience import PATIENCE_S, eventually
@@ -120,52 +113,6 @@ def test_an_error_that_would_recur_fails_without_a_restart(tmp_path: Path, progr
     assert (tmp_path / "rollout-0.log").read_text().count("no such rubric") == 1
 
 
-def test_a_workers_progress_is_shown_until_it_is_restarted(tmp_path: Path):
-    says = "from pipeline import progress; progress.say('log-probs'); raise SystemExit(3)"
-    workers = LocalWorkers(tmp_path, print, tmp_path)
-    workers.start(Stage("training", ((sys.executable, "-c", says),), 1, {}))
-    said = tmp_path / "training-0.json"
-    wait_until(lambda: read_progress(said).text == "log-probs")
-    command = (sys.executable, "-c", "import time; time.sleep(600)")
-    workers._workers[0].stage = Stage("training", (command,), 1, {})
-    wait_until(lambda: workers.check() or read_progress(said).text == "starting")
-    workers.stop(0.0)
-
-
-RANK_KILLED = """
-print("E1121 torch/distributed/elastic/multiprocessing/api.py:1026] failed (exitcode: -9) rank: 0")
-print("  exitcode  : -9 (pid: 7)")
-raise SystemExit(1)
-"""
-
-
-@pytest.mark.parametrize(
-    "program",
-    ["import os; os.kill(os.getpid(), 9)", RANK_KILLED],
-    ids=["worker", "rank below torchrun"],
-)
-def test_the_message_about_a_killed_worker_names_memory_settings(tmp_path: Path, program: str):
-    """Only the kernel's log reports a lack of memory, so the message names `dmesg` and settings."""
-    said: list[str] = []
-    workers = LocalWorkers(tmp_path, said.append)
-    workers.start(Stage("training", ((sys.executable, "-c", program),), 1, {}))
-    with pytest.raises(StageFailedError) as error:
-        wait_for_any(open_store(str(tmp_path)), ["never"], PATIENCE_S, "nobody", workers.check)
-    for text in (said[0], str(error.value)):
-        assert "killed by SIGKILL" in text
-        assert "out of memory" in text
-        assert "actor_rollout_ref.rollout.cpu_kv_cache_gib" in text
-
-
-def test_a_worker_that_succeeds_is_not_restarted(tmp_path: Path):
-    said: list[str] = []
-    workers = LocalWorkers(tmp_path, said.append)
-    workers.start(Stage("rollout", ((sys.executable, "-c", "pass"),), 0, {"A": "b"}))
-    wait_until(lambda: (workers.check(), workers._workers[0].ended)[1])
-    assert said == []
-    workers.stop(grace_s=20)
-
-
 def test_stopping_workers_ends_the_wait_of_other_threads(tmp_path: Path):
     """Without this, a task that waits for an object would keep waiting after Ctrl-C until its
     timeout."""
@@ -189,8 +136,7 @@ def test_stopping_workers_ends_the_wait_of_other_threads(tmp_path: Path):
 
 
 def test_the_cause_is_shown_without_torchruns_report(tmp_path: Path):
-    """torchrun's long report follows the rank's own error. Lines from earlier starts are
-    omitted."""
+    """torchrun's long report follows the rank's own error."""
     log = [
         "10:00:00 INFO operators.training.worker: step 0: manifest after 3.3 s",
         "10:00:01 ERROR operators.training: TraceError: sample 000000/17/2: no routes",
@@ -222,13 +168,6 @@ def test_a_folder_named_pipeline_in_the_current_folder_does_not_hide_the_package
         [worker] = workers._workers
         code = worker.process.wait(PATIENCE_S)
     assert code == 0, (tmp_path / "logs/training-0.log").read_text()
-
-
-def test_a_store_that_does_not_answer_does_not_prevent_a_restart():
-    assert repeats_of("ftp://nowhere/run") == (
-        "the steps that are trained again are unknown: store 'ftp://nowhere/run': scheme 'ftp' is "
-        "not known; use a folder, file:// URI or s3://BUCKET/PREFIX"
-    )
 
 
 def test_no_gpu_belongs_to_two_workers():

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.launch.base import Stage
-from pipeline.launch.commands import rollout_command, training_command
+from pipeline.launch.commands import rollout_command
 from pipeline.launch.local import local_workers
 from pipeline.launch.own_environment import foreign
 from tests.patience import eventually
@@ -33,14 +33,6 @@ OURS = [
 def test_variables_of_a_surrounding_launcher_are_known(launcher: str):
     names = LAUNCHERS[launcher].split()
     assert foreign([*names, *OURS]) == sorted(names)
-
-
-def test_every_worker_is_started_without_them():
-    """On Kubernetes as well as locally, because every launcher uses these commands."""
-    clean = ("python", "-m", "pipeline.launch.own_environment", "-m")
-    assert rollout_command("python", "s3://b/r", "0", 3)[:5] == (*clean, "operators.rollout")
-    training = training_command("python", ["--standalone"], 2, "s3://b/r", 3)
-    assert training[:6] == (*clean, "torch.distributed.run", "--standalone")
 
 
 def test_a_worker_sees_only_its_own_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -1,6 +1,6 @@
 """Quotes from workers' logs, the rank that is named as the cause, and torchrun's report."""
 
-from pipeline.launch.tail import LINES, failed_first, last_lines, rank_exit_codes, why_ended
+from pipeline.launch.tail import failed_first, last_lines, rank_exit_codes, why_ended
 
 REPORT = """\
 E1121 03:58 torch/distributed/elastic/multiprocessing/api.py:1026] failed (exitcode: 1)
@@ -10,12 +10,6 @@ torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
 [1]:
   exitcode  : 78 (pid: 1235)
 """
-
-
-def test_the_end_of_a_log_is_quoted():
-    text = "\n".join(str(number) for number in range(100))
-    assert last_lines(text).splitlines() == [f"  | {n}" for n in range(100 - LINES, 100)]
-    assert last_lines("") == ""
 
 
 def test_the_quote_begins_with_the_first_error_and_omits_torchruns_report():
@@ -43,10 +37,7 @@ def test_the_first_rank_to_fail_is_quoted_and_the_others_follow():
     cause = [rank_line("01,100", 0, FULL), "Traceback (most recent call last):", "  save()"]
     echo = [rank_line("01,200", 1, CLOSED), "Traceback (most recent call last):", *["  x"] * 60]
     said = why_ended(["\n".join([INFO, *cause, *echo, REPORT])])
-    assert said.splitlines() == [
-        *(f"  | {line}" for line in cause),
-        f"rank 1 then ended: {CLOSED}",
-    ]
+    assert said.splitlines() == [*(f"  | {line}" for line in cause), f"rank 1 then ended: {CLOSED}"]
 
 
 def test_the_first_failure_is_found_in_the_logs_of_several_nodes():
@@ -60,10 +51,7 @@ def test_the_first_failure_is_found_in_the_logs_of_several_nodes():
 
 
 def test_a_killed_rank_is_the_cause_if_others_only_lost_their_connection():
-    """A killed rank wrote no line, but torchrun's report names the signal.
-
-    If another rank failed with its own error, that error comes first.
-    """
+    """A killed rank wrote no line, but torchrun's report names the signal."""
     report = (
         "torch.distributed.elastic\n  rank      : 0 (local_rank: 0)\n  exitcode  : -9 (pid: 7)\n"
     )
@@ -73,11 +61,3 @@ def test_a_killed_rank_is_the_cause_if_others_only_lost_their_connection():
     own = rank_line("01,000", 1, FULL)
     said = why_ended([f"{own}\n{report}"]).splitlines()
     assert said == [f"  | {own}", "rank 0 then ended: killed by signal 9"]
-
-
-def test_the_quote_of_a_long_log_contains_the_first_error():
-    log = "\n".join(["10:00 ERROR the cause", *(f"{n} lines" for n in range(100))])
-    quoted = last_lines(log).splitlines()
-    assert quoted[0] == "  | 10:00 ERROR the cause"
-    assert quoted[-1] == "  | 99 lines"
-    assert len(quoted) == LINES

@@ -1,4 +1,4 @@
-"""docs/mismatch.md: a list of all arms, and their results."""
+"""examples/mismatch/README.md: a list of all arms, and their results."""
 
 import re
 
@@ -7,7 +7,7 @@ from examples.mismatch import paper
 from examples.mismatch.arms import ARMS
 from tests.paths import ROOT
 
-PAGE = ROOT / "docs/mismatch.md"
+PAGE = ROOT / "examples/mismatch/README.md"
 LABELS = [arm.label for arm in ARMS]
 
 

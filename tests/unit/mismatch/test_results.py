@@ -59,7 +59,8 @@ def test_a_result_has_the_metrics_and_agreement_of_finished_steps(tmp_path):
     write_run(store, SAMPLES, "R3")
     assert read_result(run) is None
     commit(store, keys.metrics(0), {"step": 0, "metrics": {REWARD: 0.25, GRAD_NORM: None}}, "a")
-    body = {"step": 1, "metrics": {REWARD: 0.5}, "agreement_by_layer": {"0": 0.9, "1": 0.7}}
+    by_layer = {"replay/agreement/layer_0": 0.9, "replay/agreement/layer_1": 0.7}
+    body = {"step": 1, "metrics": {REWARD: 0.5, **by_layer}}
     commit(store, keys.metrics(1), body, "a")
     result = read_result(run)
     assert result is not None

@@ -27,8 +27,7 @@ def widths() -> Widths:
 
 
 def test_operations_of_each_weight_and_of_attention(widths: Widths):
-    """Each active weight takes two operations per position. For each pair of positions, attention
-    takes two operations for each number in a query and two for each number in a value."""
+    """Each active weight takes two operations per position."""
     attention = 8 * 8 + 2 * 8 * 4 + 8 * 8  # query, key, value, output
     norms = 2 * 8 + 2 * 4
     experts = 2 * 3 * 8 * 4  # top-2 of 4

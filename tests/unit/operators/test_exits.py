@@ -17,30 +17,15 @@ from pipeline.traces import TraceError
 @pytest.mark.parametrize(
     "error",
     [
-        CorruptObjectError("another digest"),
-        LoadError("an expert is missing"),
-        InputError(["this model cannot be trained"]),
-        RefusedError("403"),
-        ReplayError("no routes"),
-        RewardError("sample 000000/1/2: the reward function raised KeyError"),
-        TraceError("another coding"),
-        UpdateError("gradient norm nan"),
+        *(CorruptObjectError, LoadError, RefusedError, ReplayError),
+        *(RewardError, TraceError, UpdateError),
     ],
-    ids=lambda error: type(error).__name__,
 )
-def test_errors_that_would_recur_after_a_restart_have_a_separate_code(error: Exception):
-    assert exit_code(error) == CONFIGURATION_ERROR
+def test_errors_that_would_recur_after_a_restart_have_a_separate_code(error: type[Exception]):
+    assert exit_code(error("it would recur")) == CONFIGURATION_ERROR
+    assert exit_code(InputError(["it would recur"])) == CONFIGURATION_ERROR
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        ObjectMissingError("no such object"),
-        RuntimeError("Connection closed by peer"),
-        StoreError("no answer for 120 s"),
-        WaitTimeoutError("waited 600 s"),
-    ],
-    ids=lambda error: type(error).__name__,
-)
-def test_errors_that_a_restart_may_fix_have_code_1(error: Exception):
-    assert exit_code(error) == 1
+@pytest.mark.parametrize("error", [ObjectMissingError, RuntimeError, StoreError, WaitTimeoutError])
+def test_errors_that_a_restart_may_fix_have_code_1(error: type[Exception]):
+    assert exit_code(error("a restart may fix it")) == 1

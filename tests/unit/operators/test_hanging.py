@@ -12,7 +12,6 @@ import pytest
 
 from pipeline.run import keys
 from pipeline.store import open_store
-from pipeline.store.operations import oldest_operation, operation
 from tests.attempts import make_attempt
 from tests.paths import ROOT
 from tests.patience import PATIENCE_S
@@ -59,21 +58,4 @@ def test_a_worker_whose_store_hangs_names_the_object_and_the_operation(
         timeout=PATIENCE_S,
     )
     assert ended.returncode == 1, ended.stderr
-    last = ended.stderr.splitlines()[-1]
-    assert f"{said}{key} in {store.uri}: no answer for " in last
-    assert "or raise launch.step_timeout_s" in last
-
-
-def test_ended_operations_are_forgotten():
-    """Failed operations are also forgotten. The oldest operation is the one that began first."""
-
-    def fail() -> None:
-        with operation("read b"):
-            found = oldest_operation()
-            assert found is not None
-            assert found[0] == "read a"
-            raise ValueError("broken")
-
-    with operation("read a"), pytest.raises(ValueError, match="broken"):
-        fail()
-    assert oldest_operation() is None
+    assert f"{said}{key} in {store.uri}: no answer for " in ended.stderr.splitlines()[-1]

@@ -14,12 +14,8 @@ from pipeline.store import StoreError
 @pytest.mark.parametrize(
     "error",
     [
-        TypeError("unsupported operand type(s) for *: 'NoneType' and 'int'"),
         KeyError("layers.1.mlp.gate.e_score_correction_bias"),
-        AttributeError("'Glm4MoeConfig' object has no attribute 'head_dim'"),
         ValueError("head size 48 is not supported"),
-        ZeroDivisionError("integer modulo by zero"),
-        NotImplementedError("sinks"),
         StrictDataclassFieldValidationError("vocab_size", TypeError("expected int, got NoneType")),
         RuntimeError("Sizes of tensors must match except in dimension 1"),
         RolloutError("the engine's model has other MoE layers"),
@@ -39,7 +35,6 @@ def test_an_error_that_would_recur_is_lasting_and_names_its_cause(error: Excepti
     "error",
     [
         InputError(["the model cannot be trained"]),
-        MemoryError(),
         OSError("no space left on device"),
         PeerError("rank 1 ended"),
         StoreError("no answer for 120 s"),

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from pipeline.policies import cache as cache_module
-from pipeline.policies.cache import PolicyCache, cache_folder
+from pipeline.policies.cache import PolicyCache
 from pipeline.policies.prefetch import Prefetch
-from pipeline.policies.versions import digests_of, publish_policy, read_version
+from pipeline.policies.versions import publish_policy, read_version
 from pipeline.run import keys
 from pipeline.run.commit import read_commit
 from pipeline.store import RefusedError, StoreError, open_store
@@ -24,7 +24,7 @@ from tests.memory_store import MemoryStore
 from tests.paths import ROOT
 from tests.patience import PATIENCE_S
 from tests.policies import write_chain
-from tests.weights import some_weights
+from tests.weights import digest_of, some_weights
 
 
 @pytest.fixture
@@ -80,10 +80,7 @@ def test_engines_share_one_copy(store, tmp_path, monkeypatch):
 
 
 def test_a_version_that_an_engine_has_yet_to_load_is_kept(store, tmp_path, monkeypatch):
-    """The shared copy changes only after every engine has loaded the version or has left.
-
-    An engine that cannot wait gets a private copy.
-    """
+    """The shared copy changes only after every engine has loaded the version or has left."""
     monkeypatch.setattr(cache_module, "PATIENCE_S", 0.3)
     with closing(PolicyCache(store, tmp_path)) as fast:
         slow = PolicyCache(store, tmp_path)
@@ -122,27 +119,8 @@ def test_a_version_older_than_the_copy_is_fetched_separately(store, tmp_path):
             assert content(held) == some_weights(3)
 
 
-def test_an_engine_that_validates_an_older_version_does_not_block_others(store, tmp_path):
-    """The validating engine has already loaded the copy's version. For its next step, it needs the
-    next version, as the other engine does."""
-    with (
-        closing(PolicyCache(store, tmp_path)) as one,
-        closing(PolicyCache(store, tmp_path)) as validating,
-    ):
-        for engine in (one, validating):
-            with engine.held(2):
-                engine.loaded(2)
-        with validating.held(1) as held:
-            assert content(held) == some_weights(1)
-            validating.loaded(1)
-        assert one.fetch(3)
-
-
 def test_engines_that_skip_a_version_do_not_block_others(store, tmp_path, monkeypatch):
-    """Two engines had no shard of the previous step and need the next version; a third is idle.
-
-    No engine waits for the others, and the version is fetched once.
-    """
+    """Two engines had no shard of the previous step and need the next version; a third is idle."""
     monkeypatch.setattr(cache_module, "PATIENCE_S", 5.0)
     with ExitStack() as stack:
         root = tmp_path / "root"
@@ -194,10 +172,7 @@ def test_the_copy_does_not_change_while_an_engine_reads_it(store, tmp_path):
 
 
 def test_a_run_that_was_created_again_does_not_use_the_former_copy(store, tmp_path):
-    """A killed worker of the removed run left a copy of that run's policy 2.
-
-    The new run's policy 2 differs from this copy.
-    """
+    """A killed worker of the removed run left a copy of that run's policy 2."""
     left = PolicyCache(store, tmp_path)
     assert left.fetch(2)
     left.loaded(2)
@@ -233,11 +208,7 @@ cache.fetch(2)
 
 
 def test_an_engine_killed_while_it_changes_the_copy_leaves_no_version(store, tmp_path):
-    """After a kill -9 during the change, the copy is empty, and the next engine fetches a version.
-
-    The next engine does not wait for the dead engine. It also removes copies that dead workers of
-    other runs left.
-    """
+    """The copy is then empty, and the next engine fetches a version."""
     root = tmp_path / "root"
     arguments = [sys.executable, "-c", HELD_BY_A_PROCESS, store.uri, str(root)]
     process = subprocess.Popen(
@@ -282,35 +253,6 @@ def test_copies_of_an_earlier_boot_of_this_host_are_removed(store, tmp_path):
         assert not (root / before["d"]).exists()
 
 
-def test_a_full_disk_is_an_error_that_leaves_no_version(store, tmp_path, monkeypatch):
-    """The error names the fix, neither a version nor weights remain, and a retry succeeds."""
-    with closing(PolicyCache(store, tmp_path)) as cache:
-        assert cache.fetch(0)
-        cache.loaded(0)
-        with monkeypatch.context() as patch:
-            patch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(9, 8, 1))
-            with pytest.raises(
-                StoreError,
-                match=r"found 1 bytes free, expected .*; free some space, or set store\.p",
-            ):
-                cache.fetch(1)
-        with monkeypatch.context() as patch:
-            patch.setattr("pathlib.Path.open", full)
-            with pytest.raises(
-                StoreError, match=r"No space left.*; free some space, or set store\.policy_cache"
-            ):
-                cache.fetch(1)
-        [folder] = tmp_path.glob("retrace-policies-*")
-        assert {path.name for path in folder.iterdir()} == {
-            "lock",
-            "host",
-            "engines",
-            "tensors.json",
-        }
-        with cache.held(1) as held:
-            assert content(held) == some_weights(1)
-
-
 def disk_with(monkeypatch, free):
     usage = shutil._ntuple_diskusage(1 << 40, 0, free)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
@@ -331,36 +273,10 @@ def test_a_disk_too_small_for_a_difference_keeps_the_former_version(tmp_path, mo
                 cache.fetch(3)
         read = reads(store, monkeypatch)
         with cache.held(1) as held:
-            assert digests_of(held.folder).weights == held.weights
+            assert digest_of(held.folder) == held.weights
         assert [key for key in read if key.endswith(".safetensors")] == []
         disk_with(monkeypatch, max(sizes))
         assert cache.fetch(3)
-
-
-def test_the_error_of_a_private_copy_names_its_own_setting(store, tmp_path, monkeypatch):
-    """An older version is fetched below TMPDIR, which store.policy_cache does not move."""
-    with closing(PolicyCache(store, tmp_path)) as cache:
-        assert cache.fetch(1)
-        disk_with(monkeypatch, 1)
-        with (
-            pytest.raises(StoreError, match=r"found 1 bytes free, .*, or set TMPDIR to a larger"),
-            cache.held(0),
-        ):
-            pass
-
-
-def test_a_missing_file_in_the_engine_is_the_engines_own_error(store, tmp_path):
-    with closing(PolicyCache(store, tmp_path)) as cache:
-        with pytest.raises(FileNotFoundError, match="of the engine"), cache.held(1):
-            raise FileNotFoundError("of the engine")
-        with cache.held(1) as held:
-            assert content(held) == some_weights(1)
-
-
-def full(path, mode="r", *rest):
-    if "x" in mode:
-        raise OSError(28, "No space left on device")
-    return open(path, mode, *rest)
 
 
 def test_a_folder_that_others_can_access_is_not_used(store, tmp_path):
@@ -375,13 +291,6 @@ def test_a_folder_that_others_can_access_is_not_used(store, tmp_path):
     folder.symlink_to(tmp_path)
     with pytest.raises(StoreError, match="expected a folder that only this user can access"):
         PolicyCache(store, tmp_path)
-
-
-def test_the_setting_selects_the_folder(tmp_path, monkeypatch):
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    assert cache_folder("disk") == tmp_path
-    assert str(cache_folder("memory")) == "/dev/shm"
-    assert cache_folder(str(tmp_path / "x")) == tmp_path / "x"
 
 
 def wait_until(condition):
@@ -413,20 +322,6 @@ def test_a_version_is_fetched_ahead_when_the_store_has_it(store, tmp_path):
         with cache.held(4) as held:
             assert content(held) == some_weights(4)
         assert cache.loaded(4) > 0
-
-
-def test_a_requested_version_is_still_fetched_after_a_validation(store, tmp_path):
-    """After a validation with an older version, the engine also requests the version after that
-    one."""
-    with closing(PolicyCache(store, tmp_path)) as cache, closing(Prefetch(store, cache)) as ahead:
-        with cache.held(3):
-            cache.loaded(3)
-        ahead.fetch(4)
-        with cache.held(1):
-            cache.loaded(1)
-        ahead.fetch(2)
-        publish(store, 4, tmp_path)
-        wait_until(lambda: '"version": 4' in "".join(marked(tmp_path)))
 
 
 def test_a_fetch_in_progress_ends_with_its_engine(store, tmp_path, monkeypatch):

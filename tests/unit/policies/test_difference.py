@@ -46,14 +46,6 @@ def test_a_written_file_is_read():
     assert target == (OLD ^ 1).tobytes()
 
 
-def test_a_file_without_changes_is_read():
-    assert read_difference(written({})) == {}
-
-
-def test_the_data_begins_at_a_multiple_of_eight_bytes():
-    assert int.from_bytes(written(CODED)[:8], "little") % 8 == 0
-
-
 def test_other_readers_open_the_file(tmp_path):
     safetensors = pytest.importorskip("safetensors")
     path = tmp_path / "difference.safetensors"
@@ -64,39 +56,21 @@ def test_other_readers_open_the_file(tmp_path):
         assert {name: file.get_tensor(name).tobytes() for name in names} == CODED
 
 
-def test_a_tensor_is_written_once():
-    writer = DifferenceWriter(io.BytesIO())
-    writer.add("gate", b"abc")
-    with pytest.raises(ValueError, match="gate is already in this difference"):
-        writer.add("gate", b"abc")
-
-
-def entry(begin: int, end: int, dtype: str = "U8", *shape: int) -> dict:
-    return {"dtype": dtype, "shape": shape or [end - begin], "data_offsets": [begin, end]}
+def entry(dtype: str, *shape: int) -> dict:
+    return {"dtype": dtype, "shape": shape, "data_offsets": [0, 2]}
 
 
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"", "header"),
         (written(CODED)[:-1], "as in the header"),
         (written(CODED) + b"\0", "as in the header"),
         (written(CODED)[:20], "header"),
-        (b"\xff" * 8 + bytes(100), "header"),
         (forged([]), "header"),
         (forged({}), "metadata None"),
         (forged({"__metadata__": METADATA | {"version": "2"}}), "'version': '2'"),
-        (forged({"__metadata__": METADATA | {"more": ""}}), "'more'"),
-        (
-            forged({"__metadata__": METADATA, "a": entry(0, 2, "BF16", 1)}, b"12"),
-            "tensor a as BF16",
-        ),
-        (forged({"__metadata__": METADATA, "a": entry(0, 2, "U8", 2, 1)}, b"12"), r"\(2, 1\)"),
-        (
-            forged({"__metadata__": METADATA, "a": entry(1, 2)}, b"12"),
-            "tensor a has bytes 1 to 2, expected them to begin at 0",
-        ),
-        (forged({"__metadata__": METADATA, "a": entry(0, 3)}, b"12"), "as in the header"),
+        (forged({"__metadata__": METADATA, "a": entry("BF16", 1)}, b"12"), "tensor a as BF16"),
+        (forged({"__metadata__": METADATA, "a": entry("U8", 2, 1)}, b"12"), r"\(2, 1\)"),
     ],
 )
 def test_an_inconsistent_file_is_refused(data: bytes, message: str):
@@ -108,7 +82,5 @@ def test_a_difference_is_checked_against_its_base():
     check_fits(CODED, {"gate.weight": 80, "bias é": 8, "untouched": 5})
     with pytest.raises(DifferenceError, match="which its base lacks"):
         check_fits(CODED, {"bias é": 8})
-    with pytest.raises(
-        DifferenceError, match=r"80 bytes of tensor gate\.weight, expected 82 bytes"
-    ):
+    with pytest.raises(DifferenceError, match=r"gate\.weight, expected 82 bytes"):
         check_fits(CODED, {"gate.weight": 82, "bias é": 8})

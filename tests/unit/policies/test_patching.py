@@ -3,7 +3,6 @@
 The folder is not marked as valid before it holds the requested version.
 """
 
-import io
 import os
 import shutil
 import signal
@@ -22,17 +21,16 @@ from hypothesis import strategies as st
 from pipeline.policies import coding
 from pipeline.policies import fetch as fetch_module
 from pipeline.policies.cache import PolicyCache
-from pipeline.policies.difference import DifferenceWriter, read_difference
 from pipeline.policies.fetch import fetch_policy, fetch_version
-from pipeline.policies.versions import digests_of, file_name, read_version
+from pipeline.policies.versions import file_name, read_version
 from pipeline.run import keys
 from pipeline.run.commit import CorruptObjectError
 from pipeline.store import ObjectMissingError, StoreError, open_store
 from tests.exhaustive import sample_or_all
 from tests.memory_store import MemoryStore
 from tests.paths import ROOT
-from tests.policies import forge, write_policy
-from tests.weights import safetensors
+from tests.policies import write_policy
+from tests.weights import digest_of, safetensors
 
 WHOLE = (0, 4)
 NEWEST = 6
@@ -99,7 +97,7 @@ def files_of(version):
 def test_every_version_is_fetched_as_if_it_were_whole(store, tmp_path, version):
     digest = fetch_policy(store, version, tmp_path)
     assert content(tmp_path) == files_of(version)
-    assert digest == digests_of(tmp_path).weights == read_version(store, version).weights_sha256
+    assert digest == digest_of(tmp_path) == read_version(store, version).weights_sha256
 
 
 @pytest.mark.parametrize("version", range(1, NEWEST + 1))
@@ -107,10 +105,7 @@ def test_every_version_is_fetched_as_if_it_were_whole(store, tmp_path, version):
 def test_a_folder_is_patched_from_any_version_to_any_newer_one(
     store, tmp_path, from_version, version
 ):
-    """All differences after the old version are applied.
-
-    If one of the newer versions is whole, it is fetched instead of the differences that lead to it.
-    """
+    """All differences after the old version are applied."""
     if from_version >= version:
         return
     folder = tmp_path / "weights"
@@ -118,15 +113,9 @@ def test_a_folder_is_patched_from_any_version_to_any_newer_one(
     read = reads(store)
     held = fetch_version(store, version, folder, before)
     assert content(folder) == files_of(version)
-    assert (held.version, held.weights) == (version, digests_of(folder).weights)
+    assert (held.version, held.weights) == (version, digest_of(folder))
     whole = any("/model-" in key for key in read)
     assert whole == (from_version < 4 <= version)
-
-
-def test_digests_of_the_held_tensors_show_which_tensors_have_changed(store, tmp_path):
-    before = fetch_version(store, 2, tmp_path / "weights")
-    after = fetch_version(store, 3, tmp_path / "weights", before)
-    assert {n for n, of in after.tensors.items() if of != before.tensors[n]} == {"embed"}
 
 
 def spoil(store, version, part=""):
@@ -212,10 +201,7 @@ def test_a_patched_tensor_without_the_digest_in_its_share_is_refused(store, tmp_
 @settings(max_examples=sample_or_all(60, 1200), deadline=None)
 @given(st.data())
 def test_damage_that_the_digests_of_files_do_not_show_is_never_loaded(data):
-    """Bytes of a difference are changed, inserted or removed, as if its writer had written them.
-
-    The tensors are checked, so the version is either refused or correct despite the damage.
-    """
+    """Bytes of a difference are changed, inserted or removed, as if its writer had written them."""
     store = MemoryStore()
     for version in (0, 1):
         write_policy(store, version, VERSIONS[version], VERSIONS[0] if version else None)
@@ -246,16 +232,17 @@ def test_damage_that_the_digests_of_files_do_not_show_is_never_loaded(data):
             assert content(folder) == files_of(1)
 
 
-def test_a_difference_file_without_an_entry_that_its_share_lists_is_refused(store, tmp_path):
+def test_a_difference_file_without_an_entry_that_its_share_lists_is_refused(
+    store, tmp_path, monkeypatch
+):
     """The tensor would keep its former bytes, and no digest would show this."""
-    name = "difference-00001-of-00002.safetensors"
-    [file] = [of for of in read_version(store, 1).files if file_name(of) == name]
-    coded = read_difference(store.objects[file.key])
-    assert set(coded) == {"embed", "norm"}
-    writer = DifferenceWriter(io.BytesIO())
-    writer.add("norm", bytes(coded["norm"]))
-    forge(store, 1, {name: b"".join(writer.pieces())})
-    with pytest.raises(CorruptObjectError, match="tensor embed is in only one of the file and the"):
+    real = fetch_module.difference_tensors
+
+    def without(paths):
+        return {path: {n: of[n] for n in of if n != "embed"} for path, of in real(paths).items()}
+
+    monkeypatch.setattr(fetch_module, "difference_tensors", without)
+    with pytest.raises(CorruptObjectError, match="embed is in only one of the file and the"):
         fetch_policy(store, 1, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
@@ -305,10 +292,7 @@ def test_a_network_failure_does_not_cause_a_full_fetch(store, tmp_path):
 
 @pytest.mark.parametrize("step", ["begin", "patch", "check"])
 def test_a_process_killed_while_patching_leaves_no_version(store, tmp_path, monkeypatch, step):
-    """The process ends between the first changed byte and the last digest.
-
-    The next engine fetches the full chain.
-    """
+    """The process ends between the first changed byte and the last digest."""
     first = PolicyCache(store, tmp_path)
     assert first.fetch(1)
     first.loaded(1)

@@ -42,8 +42,8 @@ def record(folder: Path, name: str) -> dict[str, Any]:
 def test_a_file_has_a_line_for_each_step_and_validation(tmp_path: Path):
     lines: list[str] = []
     tracker = start("file", tmp_path, lines)
-    tracker.log_step(0, VALUES)
-    tracker.log_validation(1, {"val/reward/mean": 0.5, "val/nothing": None})
+    tracker.log("step", 0, VALUES)
+    tracker.log("validation", 1, {"val/reward/mean": 0.5, "val/nothing": None})
     close(tracker)
     assert written(tmp_path) == [(0, MEASURED), (1, {"val/reward/mean": 0.5})]
     assert (tracker.taken, tracker.failures, lines) == (2, 0, [])
@@ -56,16 +56,16 @@ def test_the_next_start_adds_what_is_missing_and_repeats_nothing(tmp_path: Path,
     The next start therefore sends the newest steps and validations again.
     """
     first = start(name, tmp_path, [])
-    first.log_step(0, VALUES)
-    first.log_step(1, VALUES)
-    first.log_validation(3, {"val/reward/mean": 0.5})
+    first.log("step", 0, VALUES)
+    first.log("step", 1, VALUES)
+    first.log("validation", 3, {"val/reward/mean": 0.5})
     close(first)
     second = start(name, tmp_path, [])
     for step in range(3):
-        second.log_step(step, VALUES, again=True)
+        second.log("step", step, VALUES, again=True)
     for version in (3, 4):
-        second.log_validation(version, {"val/reward/mean": 0.5}, again=True)
-    second.log_step(3, VALUES)
+        second.log("validation", version, {"val/reward/mean": 0.5}, again=True)
+    second.log("step", 3, VALUES)
     close(second)
     assert second.taken == 6
     if name == "file":
@@ -83,7 +83,7 @@ def test_the_next_start_adds_what_is_missing_and_repeats_nothing(tmp_path: Path,
 def test_steps_of_a_removed_run_with_the_same_name_are_ignored(tmp_path: Path):
     for id in ("test-11111111", "test-22222222"):
         tracker = start("tensorboard", tmp_path, [], id)
-        tracker.log_step(0, VALUES, again=True)
+        tracker.log("step", 0, VALUES, again=True)
         close(tracker)
     found = {"run": "test-22222222", "last_step": 0, "last_validation": None, "failures": 0}
     assert record(tmp_path, "tensorboard") == found
@@ -91,12 +91,12 @@ def test_steps_of_a_removed_run_with_the_same_name_are_ignored(tmp_path: Path):
 
 def test_a_line_that_a_kill_cut_short_is_written_again(tmp_path: Path):
     tracker = start("file", tmp_path, [])
-    tracker.log_step(0, VALUES)
+    tracker.log("step", 0, VALUES)
     close(tracker)
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 1, "da')
     tracker = start("file", tmp_path, [])
-    tracker.log_step(1, VALUES, again=True)
+    tracker.log("step", 1, VALUES, again=True)
     close(tracker)
     assert [step for step, _ in written(tmp_path)] == [0, 1]
 
@@ -106,7 +106,7 @@ def test_failures_are_counted_and_reported_once(tmp_path: Path):
     lines: list[str] = []
     tracker = start("file", tmp_path, lines)
     for step in range(3):
-        tracker.log_step(step, VALUES)
+        tracker.log("step", step, VALUES)
     close(tracker)
     assert (tracker.taken, tracker.failures) == (0, 3)
     first, last = lines
@@ -121,11 +121,11 @@ def test_a_tracker_recovers(tmp_path: Path):
     (tmp_path / "metrics.jsonl").mkdir()
     lines: list[str] = []
     tracker = start("file", tmp_path, lines)
-    tracker.log_step(0, VALUES)
+    tracker.log("step", 0, VALUES)
     while tracker.failures == 0:
         time.sleep(0.01)
     (tmp_path / "metrics.jsonl").rmdir()
-    tracker.log_step(1, VALUES)
+    tracker.log("step", 1, VALUES)
     close(tracker)
     assert [step for step, _ in written(tmp_path)] == [1]
     assert lines[-1].startswith("file lacks 1 of 2 steps")
@@ -137,13 +137,13 @@ def test_the_record_counts_the_failures_of_all_starts(tmp_path: Path):
     expected = {"run": "test-1a2b3c4d", "last_step": 0, "last_validation": 2}
     for start_number in range(2):
         tracker = start(name, tmp_path, [])
-        tracker.log_step(0, VALUES)
-        tracker.log_validation(2, {"val/reward/mean": 0.5}, again=True)
-        tracker._send({"step": 1, "again": False})  # without values
+        tracker.log("step", 0, VALUES)
+        tracker.log("validation", 2, {"val/reward/mean": 0.5}, again=True)
+        tracker.log("nothing", 1, {})
         close(tracker)
         assert record(tmp_path, name) == {**expected, "failures": start_number + 1}
     other = start(name, tmp_path, [], "test-22222222")
-    other._send({"step": 1, "again": False})
+    other.log("nothing", 1, {})
     close(other)
     assert record(tmp_path, name)["failures"] == 1
 
@@ -152,12 +152,14 @@ def test_the_record_counts_the_failures_of_all_starts(tmp_path: Path):
 def test_a_tracker_that_dies_or_hangs_does_not_delay_the_run(tmp_path: Path, how: signal.Signals):
     lines: list[str] = []
     tracker = start("file", tmp_path, lines)
-    tracker.log_step(0, VALUES)
+    tracker.log("step", 0, VALUES)
     while tracker.taken == 0:
         time.sleep(0.01)
     os.kill(tracker._process.pid, how)
     for step in range(1, 5):
-        tracker.log_step(step, {f"extra/{i}": 1.0 for i in range(1000)})  # more than fits in a pipe
+        tracker.log(
+            "step", step, {f"extra/{i}": 1.0 for i in range(1000)}
+        )  # more than fits in a pipe
     tracker.end()
     tracker.close(time.monotonic() + 0.5)
     assert tracker._process.returncode == -signal.SIGKILL
@@ -170,7 +172,7 @@ def test_a_tracker_finishes_its_messages_when_its_flow_is_killed(tmp_path: Path)
     """When the flow is killed, its end of the pipe closes, so the tracker sees the end of the
     messages."""
     tracker = start("file", tmp_path, [])
-    tracker.log_step(0, VALUES)
+    tracker.log("step", 0, VALUES)
     while tracker.taken == 0:
         time.sleep(0.01)
     tracker._process.stdin.close()

@@ -5,13 +5,14 @@ import re
 import numpy as np
 import pyarrow as pa
 import pytest
+from pipeline.run.amendments import Amendment, write_amendment
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 import retrace
 from pipeline.policies.versions import publish_policy
+from pipeline.report.run_metrics import Validation
 from pipeline.run import keys
-from pipeline.run.amendments import Amendment, write_amendment
 from pipeline.run.commit import commit, new_write_id
 from pipeline.run.plan import publish_plan
 from pipeline.traces import write_recorded_set
@@ -70,7 +71,7 @@ def test_samples_that_were_read_can_be_written_again(run, tmp_path):
     manifest = run.step(0).manifest
     copy = retrace.open_store(str(tmp_path / "copy"))
     samples = list(run.step(0).samples())
-    retrace.write_step(copy, 0, samples, manifest.geometry, manifest.provenance)
+    retrace.traces.write_step(copy, 0, samples, manifest.geometry, manifest.provenance)
     found = {sample.id: sample for sample in retrace.open_run(copy.uri).step(0).samples()}
     assert len(found) == len(samples) == len(SAMPLES)
     for sample in samples:
@@ -125,7 +126,7 @@ def test_a_step_has_a_table_of_its_samples(run):
 
 def test_samples_of_a_step_without_routes_can_be_read(tmp_path):
     store = retrace.open_store(str(tmp_path))
-    retrace.write_step(store, 0, without_routes(SAMPLES), None, None)
+    retrace.traces.write_step(store, 0, without_routes(SAMPLES), None, None)
     step = retrace.open_run(tmp_path).step(0)
     assert [sample.routes for sample in step.samples()] == [None] * len(SAMPLES)
     with pytest.raises(retrace.TraceError, match="no routes in its samples"):
@@ -193,7 +194,7 @@ def test_only_finished_validations_are_listed(run):
         commit(run.store, keys.validation(0, shard), body, new_write_id())
     means = {"gsm8k": {"reward": 0.5, "acc": 0.5}}
     [validation] = run.validations()
-    assert validation == retrace.Validation(0, 6, 0.5, samples_per_prompt=2, sources=means)
+    assert validation == Validation(0, 6, 0.5, samples_per_prompt=2, sources=means)
     assert validation.metrics() == {
         "val/reward/mean": 0.5,
         "val-core/gsm8k/acc/mean@2": 0.5,

@@ -34,7 +34,7 @@ def test_correct_input_is_accepted(settings, form):
     ready = retrace.check(config, {"trainer.default_hdfs_dir": "x"}, trainer={"seed": 3})
     assert ready.uri == f"file://{settings.parent}/store/test"
     assert (ready.prompts, ready.val_prompts) == (10, 0)
-    assert ready.geometry == retrace.Geometry(16, 4, (0, 1, 2, 3))
+    assert ready.geometry == retrace.traces.Geometry(16, 4, (0, 1, 2, 3))
     assert ready.notes == ("trainer.default_hdfs_dir: ignored; the run's state is in store.uri",)
     assert ready.settings["trainer"]["seed"] == 3
     assert ready.settings["trainer"]["total_training_steps"] == 2, "merged, not replaced"
@@ -218,7 +218,7 @@ def finish(settings: Path, overrides: dict[str, str]) -> retrace.Store:
     make_attempt(run.store, 0, steps=2)
     for step in range(2):
         body = {"step": step, "metrics": {"critic/rewards/mean": 0.5 + step}}
-        commit(run.store, keys.metrics(step), body, retrace.new_write_id())
+        commit(run.store, keys.metrics(step), body, retrace.traces.new_write_id())
     return run.store
 
 

@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -82,8 +82,7 @@ def test_there_is_one_worker_by_default_but_none_with_a_replay_file():
     assert attempt_of(config(actor_rollout_ref=actor), 0).rollout_workers == 0
 
 
-def test_each_attempt_has_its_own_number_and_stop_object(tmp_path: Path):
-    store = open_store(str(tmp_path))
+def test_each_attempt_has_its_own_number_and_stop_object(store):
     first = begin(store)
     end_attempt(store, first, "failed", "no expert left")
     second = begin(store, {"total_training_steps": 9})
@@ -98,7 +97,7 @@ def test_each_attempt_has_its_own_number_and_stop_object(tmp_path: Path):
 def test_each_setting_is_stored_under_a_different_name():
     """The name is the last part of the setting's key."""
     attempt = attempt_of(config(), 0)
-    derived = {"number", "rollout_workers", "rollout_shards", "training_ranks", "validations"}
+    derived = {field.name for field in fields(attempt)} - {"settings"}
     assert len(attempt.body()) == len(attempt.settings) + len(derived)
     assert all(key.operational for key in setting_keys() if key.for_workers)
 
@@ -124,26 +123,18 @@ def test_workers_use_the_settings_of_their_attempt():
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"rollout_workers": None}, "rollout_workers: null is not a count"),
-        ({"validations": [0, "x"]}, "validations: 'x' is not a count"),
-        ({"save_freq": ...}, "the field 'save_freq' is missing"),
-        ({"training_ranks": ...}, "the field 'training_ranks' is missing"),
+        ({"validations": [0, "x"]}, "validations"),
+        ({"save_freq": ...}, "'save_freq' is missing"),
+        ({"save_freq": 0}, "invalid settings"),
+        ({"owner": {"host": "a"}}, ""),
     ],
 )
-def test_a_broken_attempt_is_refused(tmp_path: Path, change: dict, says: str):
-    store = open_store(str(tmp_path))
+def test_a_broken_attempt_is_refused(store, change: dict, says: str):
     body = attempt_of(config(), 0).body() | change
     body = {name: value for name, value in body.items() if value is not ...}
     commit(store, keys.attempt(0), body, "a")
-    with pytest.raises(CorruptObjectError, match=f"attempts/000.json in .*{says}"):
-        read_attempt(store, 0)
-
-
-def test_an_attempt_with_invalid_settings_is_refused():
-    attempt = attempt_of(config(), 0)
-    wrong = replace(attempt, settings={**attempt.settings, "trainer.save_freq": 0})
-    with pytest.raises(CorruptObjectError, match=r"attempts/000\.json: invalid settings"):
-        in_force(config(), wrong)
+    with pytest.raises(CorruptObjectError, match=rf"attempts/000\.json.*{says}"):
+        begin(store) if "owner" in change else in_force(config(), read_attempt(store, 0))
 
 
 def begin(store, trainer: dict | None = None, owner: Owner | None = None) -> Attempt:
@@ -175,7 +166,7 @@ class TestAFlowRunThatComesBack:
 
     def test_another_flow_run_is_refused_while_the_first_may_come_back(self, store):
         self.continued(store, "mine")
-        with pytest.raises(InputError, match=r"'x' is already running since .* in flow run mine"):
+        with pytest.raises(InputError, match=r"'x' is already running .* flow run mine"):
             self.continued(store, "other")
 
     def test_the_attempt_of_a_lost_flow_run_is_ended(self, store):
@@ -190,10 +181,6 @@ class TestAFlowRunThatComesBack:
             self.continued(store, "ours", over=None)
         monkeypatch.setattr(owner_module, "SILENT_S", 0.1)
         assert self.continued(store, "ours", over=None).attempt.number == 1
-
-    def test_its_attempt_may_be_older_than_its_version(self, store):
-        commit(store, keys.attempt(0), attempt_of(config(), 0).body() | {"owner": "mine"}, "a")
-        assert self.continued(store, "mine").continued
 
     def test_its_pod_may_end_without_ending_the_workers(self, store):
         with (
@@ -339,15 +326,3 @@ class TestTheOwnerOfARun:
         expected = "failed" if isinstance(error, Exception) else "cancelled"
         assert read_commit(store, keys.stop(0))["reason"] == expected
         assert list(store.list(keys.signs(0))) == []
-
-    def test_a_start_of_an_older_version_is_ended(self, store):
-        """Its attempt has no owner; its workers ended with it."""
-        commit(store, keys.attempt(0), attempt_of(config(), 0).body() | {"owner": None}, "a")
-        assert begin(store).number == 1
-        assert read_commit(store, keys.stop(0))["reason"] == "cancelled"
-
-    def test_a_damaged_owner_is_reported(self, store):
-        body = attempt_of(config(), 0).body() | {"owner": {"host": "a"}}
-        commit(store, keys.attempt(0), body, "a")
-        with pytest.raises(CorruptObjectError, match=r"attempts/000\.json"):
-            begin(store)

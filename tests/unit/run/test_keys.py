@@ -4,38 +4,29 @@ from pipeline.run import keys
 
 
 def test_only_keys_of_commits_in_a_numbered_folder_have_a_number():
-    assert keys.number_of(keys.plan(3)) == 3
-    assert keys.number_of(keys.metrics(123456)) == 123456
-    assert keys.number_of(keys.policy(7)) == 7
-    assert keys.number_of(keys.checkpoint(10)) == 10
-    for key in (
-        keys.run_json(),
-        keys.rollout(3, 1),
-        keys.training(3, 0, 1, "5f0c2a11"),
-        keys.attempt(1),
+    for key, number in (
+        (keys.plan(3), 3),
+        (keys.metrics(123456), 123456),
+        (keys.policy(7), 7),
+        (keys.checkpoint(10), 10),
+        (keys.run_json(), None),
+        (keys.rollout(3, 1), None),
+        (keys.trainer_file(3, 0, 1, "5f0c2a11"), None),
+        (keys.attempt(1), None),
+        (keys.replayed(3, keys.rollout(3, 1)), None),
     ):
-        assert keys.number_of(key) is None
-    assert keys.number_of(keys.replayed(3, keys.rollout(3, 1))) is None
+        assert keys.number_of(key) == number
 
 
-def test_replayed_objects_stay_in_the_folder_of_their_step():
-    key = keys.replayed(3, keys.training(3, 0, 1, "5f0c2a11"))
-    assert key == "steps/000003/replay/training/000-00001.5f0c2a11.json"
-
-
-def test_all_parts_of_a_training_set_have_the_same_maker():
-    """The parts include commits, which count only if training.json names them."""
+def test_the_files_of_all_ranks_of_a_trainer_have_the_same_maker():
     made = {
-        keys.maker_of(name(3, stage, dp_rank, "5f0c2a11", cp_rank))
-        for name in (keys.training, keys.training_file)
+        keys.maker_of(keys.trainer_file(3, stage, dp_rank, "5f0c2a11", cp_rank))
         for stage, dp_rank, cp_rank in ((0, 0, 0), (1, 2, 0), (1, 2, 3))
     }
-    assert len(made) == 1
-    assert None not in made
-    assert keys.maker_of(keys.training(3, 0, 0, "5f0c2a12")) not in made
-    assert keys.maker_of(keys.training_1_0(3, 0, 0)) is None
-    assert keys.training(1, 2, 3, "5f0c2a11", 4) == (
-        "steps/000001/training/002-00003-00004.5f0c2a11.json"
+    assert made == {"steps/000003/training/.5f0c2a11"}
+    assert keys.maker_of(keys.trainer_file(3, 0, 0, "5f0c2a12")) not in made
+    assert keys.trainer_file(1, 2, 3, "5f0c2a11", 4) == (
+        "steps/000001/training/002-00003-00004.5f0c2a11.routes.parquet"
     )
 
 

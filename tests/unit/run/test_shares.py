@@ -34,14 +34,6 @@ def test_shares_are_returned_in_rank_order_as_data_files():
         assert file == DataFile(key, len(data), sha256(data))
 
 
-def test_a_missing_share_is_named_with_its_rank():
-    store = MemoryStore()
-    for rank in (0, 2):
-        write_share(store, KEYS[rank], {"rank": rank}, "0a1b2c3d")
-    with pytest.raises(WaitTimeoutError, match=rf"{KEYS[1]} in .*; training rank 1 should"):
-        await_shares(store, KEYS, 0)
-
-
 def test_with_many_ranks_the_first_missing_share_is_named():
     store = MemoryStore()
     shares = [keys.policy_share(3, "0a1b2c3d", rank) for rank in range(100)]
@@ -60,8 +52,3 @@ def test_a_changed_share_is_refused():
     store.objects[KEYS[0]] = store.objects[KEYS[0]].replace(b'"rank": 0', b'"rank": 1')
     with pytest.raises(CorruptObjectError, match=KEYS[0]):
         await_shares(store, KEYS[:1], 0)
-
-
-def test_shares_of_checkpoints_and_policies_have_different_keys():
-    assert keys.checkpoint_share(3, "0a1b2c3d", 1) == "checkpoints/000003/0a1b2c3d/share-00001.json"
-    assert KEYS[1] == "policies/000003/0a1b2c3d/share-00001.json"

@@ -10,11 +10,6 @@ from tests.memory_store import MemoryStore
 from tests.patience import PATIENCE_S
 
 
-def test_the_first_key_of_the_list_wins():
-    store = MemoryStore({"b": b"", "c": b""})
-    assert wait_for_any(store, ["a", "b", "c"], 0, "worker 0") == "b"
-
-
 def test_a_missing_object_is_named_with_its_maker():
     with pytest.raises(WaitTimeoutError, match=r"waited 0 s for a or b in .*; worker 3 should"):
         wait_for_any(MemoryStore(), ["a", "b"], 0, "worker 3")
@@ -61,12 +56,6 @@ class Asked(MemoryStore):
 NAMES = [f"{number:03}" for number in range(5 * AT_ONCE)]
 
 
-def test_existing_objects_are_looked_up_once_and_not_waited_for():
-    store = Asked(dict.fromkeys(NAMES, b""))
-    wait_for_all(store, NAMES, pytest.fail)
-    assert store.asked == Counter(NAMES)
-
-
 @pytest.mark.parametrize("late", [[0], [79], [3, 40], list(range(80)), list(range(10, 60))])
 @pytest.mark.parametrize("together", [1, 7, 80])
 def test_each_wait_is_for_the_first_missing_object(late, together):
@@ -85,13 +74,3 @@ def test_each_wait_is_for_the_first_missing_object(late, together):
     assert waited == sorted(set(waited))
     assert set(waited) <= set(late)
     assert sum(store.asked.values()) <= len(NAMES) + AT_ONCE * len(waited)
-
-
-def test_an_error_in_the_first_wait_ends_all_waiting():
-    store = MemoryStore(dict.fromkeys(NAMES[:20] + NAMES[21:40], b""))
-
-    def wait(number: int) -> None:
-        raise WaitTimeoutError(f"{number}")
-
-    with pytest.raises(WaitTimeoutError, match="20"):
-        wait_for_all(store, NAMES, wait)

@@ -3,7 +3,6 @@
 import pytest
 
 from pipeline.errors import InputError
-from pipeline.scoring.code import pack
 from pipeline.scoring.folder import MOST_BYTES, MOST_FILES, with_neighbours
 from pipeline.store import open_store
 
@@ -68,15 +67,6 @@ def test_the_files_that_the_code_uses_are_found(tmp_path, content, others):
     assert (first, sorted(rest)) == ("reward.py", others)
 
 
-def test_linked_modules_are_found(tmp_path):
-    write(tmp_path / "there", {"c.py": "", "package/__init__.py": ""})
-    (tmp_path / "here").mkdir()
-    (tmp_path / "here/c.py").symlink_to(tmp_path / "there/c.py")
-    (tmp_path / "here/package").symlink_to(tmp_path / "there/package")
-    (tmp_path / "there/package/again").symlink_to(tmp_path / "there/package")
-    assert found(tmp_path / "here", "import c, package")[1:] == ["c.py", "package/__init__.py"]
-
-
 @pytest.mark.parametrize(
     "files",
     [
@@ -103,9 +93,3 @@ def test_neighbours_in_the_store_are_found(tmp_path):
         "helper.py",
         "deeper/__init__.py",
     ]
-
-
-def test_an_archive_depends_only_on_its_files():
-    files = {"reward.py": b"1", "b.py": b"2", "a.py": b"3"}
-    assert pack(files) == pack({name: files[name] for name in ("reward.py", "a.py", "b.py")})
-    assert pack({"reward.py": b"x"}) == b"x"

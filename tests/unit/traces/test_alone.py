@@ -1,4 +1,4 @@
-"""Traces work if all packages except pyarrow, numpy, boto3 and their requirements are hidden."""
+"""Traces work if all packages but pyarrow, numpy, msgspec, boto3 and what they need are hidden."""
 
 import os
 import subprocess
@@ -18,7 +18,7 @@ def run(*arguments: object) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_traces_need_only_pyarrow_numpy_and_boto3(tmp_path):
+def test_traces_need_only_pyarrow_numpy_msgspec_and_boto3(tmp_path):
     done = run(tmp_path / "store", "--hide")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "store/steps/000000/manifest.json").is_file()

@@ -26,7 +26,7 @@ from pipeline.store import Store
 from pipeline.traces import Compression, write_shard
 from pipeline.upkeep.export import export, export_for
 from pipeline.upkeep.verify import verify
-from retrace import Geometry, Provenance, Sample, TraceError, VersionSpan
+from retrace.traces import Geometry, Provenance, Sample, TraceError, VersionSpan
 from tests.exhaustive import sample_or_all
 from tests.memory_store import MemoryStore
 from tests.samples import equal
@@ -86,7 +86,7 @@ def samples_of(draw, step: int, prompt_id: str, k: int, geometry: Geometry | Non
     reward = draw(st.none() | st.floats(-1e308, 1e308) | st.integers(-(2**60), 2**60))
     lists = {"min_size": G, "max_size": G}
     logprobs = st.floats(-(2.0**100), 0, width=32) | st.just(float("nan"))
-    made = retrace.new_sample(
+    made = retrace.traces.new_sample(
         step,
         prompt_id,
         k,
@@ -133,15 +133,15 @@ def provenance_of(geometry: Geometry | None) -> Provenance | None:
 
 def check_taken(store: Store, step: int, wanted: dict[str, Sample], geometry: Geometry | None):
     """Check that readers return the samples, and that verify, show and exports accept them."""
-    manifest = retrace.read_manifest(store, step)
+    manifest = retrace.traces.read_manifest(store, step)
     assert set(manifest.ids) == wanted.keys()
-    for found in retrace.read_samples(store, manifest, manifest.ids):
+    for found in retrace.traces.read_samples(store, manifest, manifest.ids):
         check_same(found, wanted[found.id])
     if geometry is not None:
-        routes = retrace.read_routes(store, manifest, manifest.ids)
+        routes = retrace.traces.read_routes(store, manifest, manifest.ids)
         assert all(equal(routes[id], sample.routes_sorted) for id, sample in sorted_of(wanted))
         last = geometry.layers[-1]
-        slices = retrace.read_routes(store, manifest, manifest.ids, [last])
+        slices = retrace.traces.read_routes(store, manifest, manifest.ids, [last])
         for id, of_sample in slices.items():
             assert np.array_equal(of_sample.sets_TLK[:, 0], routes[id].sets_TLK[:, -1])
     assert verify(store).problems == []
@@ -235,13 +235,13 @@ def test_written_steps_are_read_verified_exported_and_shown(made, compression):
     provenance = provenance_of(geometry)
     samples = {sample.id: sample for shard in shards for sample in shard}
     if len(shards) == 1:
-        retrace.write_step(store, step, shards[0], geometry, provenance)
+        retrace.traces.write_step(store, step, shards[0], geometry, provenance)
     else:
         for number, shard in enumerate(shards):
-            new, options = retrace.new_write_id(), {"compression": compression}
+            new, options = retrace.traces.new_write_id(), {"compression": compression}
             write_shard(store, step, number, new, shard, geometry, provenance, **options)
         ids = [[sample.id for sample in shard] for shard in shards]
-        retrace.seal(store, step, len(shards), ids.__getitem__, None)
+        retrace.traces.seal(store, step, len(shards), ids.__getitem__, None)
     check_taken(store, step, samples, geometry)
 
 
@@ -273,7 +273,7 @@ PARAMETERS = (
     *("step", "prompt_id", "k", "prompt_tokens", "response_tokens", "experts", "logprobs"),
     *("loss_mask", "reward", "finish_reason", "versions", "seed", "extras"),
 )
-FIELDS = tuple(vars(retrace.new_sample(0, "a", 0, [1], [2])))
+FIELDS = tuple(vars(retrace.traces.new_sample(0, "a", 0, [1], [2])))
 
 
 def usual() -> dict:
@@ -296,10 +296,12 @@ def test_any_argument_is_accepted_or_refused_before_writing(changes):
     store, geometry = MemoryStore(), Geometry(8, 2, (0, 3))
     arguments = usual() | changes
     try:
-        made = retrace.new_sample(**arguments)
+        made = retrace.traces.new_sample(**arguments)
         given_geometry = None if made.routes is None else geometry
         step = arguments["step"]
-        retrace.write_step(store, step, [made], given_geometry, provenance_of(given_geometry))
+        retrace.traces.write_step(
+            store, step, [made], given_geometry, provenance_of(given_geometry)
+        )
     except TraceError as error:
         check_refused(store, error)
     else:
@@ -311,10 +313,10 @@ def test_any_argument_is_accepted_or_refused_before_writing(changes):
 def test_any_sample_is_accepted_or_refused_before_writing(changes):
     """The sample is passed to write_step, even if new_sample could not have created it."""
     store, geometry = MemoryStore(), Geometry(8, 2, (0, 3))
-    made = replace(retrace.new_sample(**usual()), **changes)
+    made = replace(retrace.traces.new_sample(**usual()), **changes)
     try:
         given_geometry = None if made.routes is None else geometry
-        retrace.write_step(store, 0, [made], given_geometry, provenance_of(given_geometry))
+        retrace.traces.write_step(store, 0, [made], given_geometry, provenance_of(given_geometry))
     except TraceError as error:
         check_refused(store, error)
     else:

@@ -12,12 +12,11 @@ from typer.testing import CliRunner
 
 import retrace
 from pipeline.cli import traces
-from pipeline.policies.versions import digests_of
 from pipeline.run.commit import new_write_id
 from pipeline.store import open_store
 from pipeline.traces import (
     Geometry,
-    NewTrainingSet,
+    NewTrainerRoutes,
     Provenance,
     Routes,
     TraceError,
@@ -28,14 +27,14 @@ from pipeline.traces import (
     read_routes,
     read_samples,
     seal,
-    seal_training_set,
+    seal_trainer_routes,
     used_routes,
     write_shard,
     write_step,
-    write_training_routes,
+    write_trainer_routes,
 )
 from pipeline.upkeep.verify import verify
-from tests.weights import some_weights
+from tests.weights import digest_of, some_weights
 
 GEOMETRY = Geometry(16, 2, (1, 2))
 MADE_BY = Provenance("R3", 0, "an engine")
@@ -46,7 +45,7 @@ def run_apart(program: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
 
 
-def test_the_library_imports_only_numpy_and_pyarrow(tmp_path):
+def test_the_library_imports_only_what_traces_need(tmp_path):
     """Traces can therefore be used on machines where Retrace does not run."""
     program = (
         "import json, sys\n"
@@ -57,7 +56,9 @@ def test_the_library_imports_only_numpy_and_pyarrow(tmp_path):
     )
     done = run_apart(program, tmp_path)
     assert done.returncode == 0, done.stderr
-    extra = set(json.loads(done.stdout)) - {"numpy", "pyarrow", "cython_runtime", "cloudpickle"}
+    needed = {"numpy", "pyarrow", "msgspec", "cython_runtime", "cloudpickle"}
+    needed.add("typing_extensions")  # msgspec uses it if it is installed
+    extra = set(json.loads(done.stdout)) - needed
     assert {name for name in extra if not name.startswith("_")} == set()
 
 
@@ -136,15 +137,16 @@ def test_a_sample_of_one_token_without_rows_is_joined(tmp_path):
     samples = [new_sample(0, "a", 0, [1], []), new_sample(0, "b", 0, [1, 2], [])]
     write_shard(store, 0, 0, new_write_id(), samples, None, None)
     sealed = seal(store, 0, 1, lambda _: [sample.id for sample in samples], 0, training=True)
-    new = NewTrainingSet(sealed.all(), Provenance("R2", 0, "a trainer"))
+    new = NewTrainerRoutes(sealed.all(), Provenance("R2", 0, "a trainer"))
+    files = []
     for stage, layer in enumerate(GEOMETRY.layers):
         routes = {
             "000000/a/0": Routes(np.zeros((0, 1, 2), np.uint8), np.ones(0, np.bool_)),
             "000000/b/0": Routes(np.array([[[3, 4]]], np.uint8), np.ones(1, np.bool_)),
         }
         one = Geometry(16, 2, (layer,))
-        write_training_routes(store, new, stage, 0, routes, one)
-    seal_training_set(store, new, GEOMETRY)
+        files.append(write_trainer_routes(store, new, stage, 0, routes, one))
+    seal_trainer_routes(store, new, files, GEOMETRY)
     assert [str(problem) for problem in verify(store).problems] == []
     found = read_routes(store, used_routes(store, 0), ["000000/a/0", "000000/b/0"])
     assert found["000000/a/0"].sets_TLK.shape == (0, 2, 2)
@@ -176,10 +178,10 @@ def test_a_step_names_its_weights(tmp_path):
     """The writer receives the digests and the manifest lists them; invalid digests are refused."""
     store = open_store(str(tmp_path / "traces"))
     (tmp_path / "model.safetensors").write_bytes(some_weights())
-    digest = retrace.weights_digest(tmp_path)
-    assert digest == digests_of(tmp_path).weights
+    digest = retrace.traces.weights_digest(tmp_path)
+    assert digest == digest_of(tmp_path)
     sample = new_sample(0, "a", 0, [1], [2], versions=4)
-    for wrong in ({4: "x"}, {"4": digest}, {5: digest}, [digest]):
+    for wrong in ({4: "x"}, {"4": digest}, {5: digest}):
         with pytest.raises(TraceError, match="polic"):
             write_step(store, 0, [sample], None, None, policies=wrong)
     write_step(store, 0, [sample], None, None, policies={4: digest})
@@ -189,30 +191,30 @@ def test_a_step_names_its_weights(tmp_path):
 
 def test_folders_without_complete_weights_have_no_digest(tmp_path):
     with pytest.raises(TraceError, match=r"no \*\.safetensors files"):
-        retrace.weights_digest(tmp_path)
+        retrace.traces.weights_digest(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(some_weights()[:-1])
     with pytest.raises(TraceError, match=r"model\.safetensors: it ends 1 bytes too early"):
-        retrace.weights_digest(str(tmp_path))
+        retrace.traces.weights_digest(str(tmp_path))
 
 
 def test_a_folder_whose_index_lists_a_missing_file_has_no_digest(tmp_path):
     (tmp_path / "a.safetensors").write_bytes(some_weights())
-    digest = retrace.weights_digest(tmp_path)
+    digest = retrace.traces.weights_digest(tmp_path)
     index = tmp_path / "model.safetensors.index.json"
     index.write_text('{"weight_map": {"gate.weight": "a.safetensors"}}')
-    assert retrace.weights_digest(tmp_path) == digest
+    assert retrace.traces.weights_digest(tmp_path) == digest
     index.write_text('{"weight_map": {"gate.weight": "a.safetensors", "head": "b.safetensors"}}')
     with pytest.raises(
         TraceError, match=r"no file b\.safetensors, expected 2 files as in model\.s"
     ):
-        retrace.weights_digest(tmp_path)
+        retrace.traces.weights_digest(tmp_path)
     for damaged in ("{}", "[]", "{", '{"weight_map": {"head": 1}}'):
         index.write_text(damaged)
         with pytest.raises(TraceError, match=r"index\.json: .*; write or download the file again"):
-            retrace.weights_digest(tmp_path)
+            retrace.traces.weights_digest(tmp_path)
 
 
 @pytest.mark.parametrize("folder", [None, 5, b"weights", "a\0b", "\ud800"])
 def test_the_weights_are_in_a_folder(folder):
     with pytest.raises(TraceError, match=r"^weights: .*, expected "):
-        retrace.weights_digest(folder)
+        retrace.traces.weights_digest(folder)

@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from pipeline.traces.recorded_sets import check_recorded, is_recorded
+from pipeline.traces.replayed_sets import check_replay, expected_of
 
 from pipeline.policies.versions import refer_policy
 from pipeline.run import keys
@@ -29,8 +31,6 @@ from pipeline.traces import (
     write_shard,
     write_training_routes,
 )
-from pipeline.traces.recorded_sets import check_recorded, is_recorded
-from pipeline.traces.replayed_sets import check_replay, expected_of
 from pipeline.upkeep.prune import prune
 from pipeline.upkeep.verify import verify
 from tests.forged_sets import name_all

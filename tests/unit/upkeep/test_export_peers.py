@@ -18,7 +18,7 @@ from pipeline.store import open_store
 from pipeline.traces import seal, write_shard
 from pipeline.upkeep import export as exporting
 from pipeline.upkeep.export import export, export_for
-from retrace import (
+from retrace.traces import (
     Geometry,
     Provenance,
     Sample,

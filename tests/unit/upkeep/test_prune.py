@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from pipeline.traces.replayed_sets import check_replay, expected_of, seal_replay
 from typer.testing import CliRunner
 
 from pipeline.cli.traces import app
@@ -20,7 +21,6 @@ from pipeline.traces import (
     read_samples,
     write_recorded_set,
 )
-from pipeline.traces.replayed_sets import check_replay, expected_of, seal_replay
 from pipeline.upkeep.problems import Report
 from pipeline.upkeep.prune import prune
 from pipeline.upkeep.sweep import sweep

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pipeline.run.amendments import Amendment, write_amendment
+from pipeline.traces.replayed_sets import expected_of, seal_replay
 from typer.testing import CliRunner
 
 from pipeline.cli.traces import app
 from pipeline.run import keys
-from pipeline.run.amendments import Amendment, write_amendment
 from pipeline.run.commit import new_write_id
 from pipeline.store import StoreError, open_store
 from pipeline.store.file import FileStore
@@ -22,7 +23,6 @@ from pipeline.traces import (
     write_samples,
     write_shard,
 )
-from pipeline.traces.replayed_sets import expected_of, seal_replay
 from pipeline.upkeep.problems import Report
 from pipeline.upkeep.sweep import sweep
 from pipeline.upkeep.verify import verify

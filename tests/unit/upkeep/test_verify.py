@@ -7,9 +7,10 @@ import json
 from dataclasses import asdict
 
 import pytest
+from pipeline.run.amendments import Amendment, write_amendment
+from pipeline.upkeep.verify.training import rows_by_file
 
 from pipeline.run import keys
-from pipeline.run.amendments import Amendment, write_amendment
 from pipeline.run.commit import (
     CONTENT_SHA256,
     CorruptObjectError,
@@ -23,7 +24,6 @@ from pipeline.run.plan import publish_plan
 from pipeline.store import open_store
 from pipeline.traces import read_manifest, seal, write_recorded_set, write_shard
 from pipeline.upkeep.verify import verify
-from pipeline.upkeep.verify.training import rows_by_file
 from tests.data_files import put_data
 from tests.memory_store import MemoryStore
 from tests.samples import (

@@ -17,7 +17,7 @@ from pipeline.run.owner import owner_json
 from pipeline.store import Store, open_store
 from pipeline.store.file import FileStore
 from pipeline.upkeep.remove import remove_run
-from pipeline.upkeep.run_list import find_run
+from pipeline.upkeep.run_list import ListedRun, find_run
 from tests.attempts import dead_owner, distant_owner, living_owner, make_attempt
 from tests.memory_store import MemoryStore
 from tests.samples import make_samples, sealed_r3, write_run
@@ -37,7 +37,7 @@ def make_run(place: Path, steps: int) -> Store:
     return store
 
 
-def listed(place: Path) -> dict[str, retrace.ListedRun]:
+def listed(place: Path) -> dict[str, ListedRun]:
     return {run.name: run for run in retrace.list_runs(place)}
 
 

@@ -16,12 +16,12 @@ from megatron.core.dist_checkpointing.strategies.fully_parallel import (
 )
 from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
 
+from operators.patches import require_source
 from operators.training.agree import agreed, await_ranks
 from operators.training.background import Background
 from operators.training.megatron.checkpoint.layouts import layout
 from operators.training.megatron.checkpoint.state import CRITIC, saved_state
 from operators.training.megatron.model import TrainedModel
-from operators.training.megatron.patched import require_source
 from pipeline.config.launch import Launch
 from pipeline.run import keys
 from pipeline.run.commit import (

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from operators.cpu.adam_resume import finish_loading, prepare_loading
 from operators.training.megatron.checkpoint.optimizer_state import (
     HeldState,
     allocate,
@@ -21,7 +22,6 @@ from operators.training.megatron.checkpoint.optimizer_state import (
 )
 from operators.training.megatron.model import TrainedModel
 from operators.training.megatron.optimizer import parts
-from operators.training.megatron.torch_adam_resume import finish_loading, prepare_loading
 
 CRITIC = "critic-"
 """The prefix of the critic's files; Megatron uses the same file names for every model."""
@@ -60,7 +60,7 @@ def wanted_state(model: TrainedModel, stepped: bool) -> WantedState:
     state = _of_chunks(model)
     if not stepped:
         return WantedState(state, [])
-    prepare_loading(model.optimizer)
+    prepare_loading(parts(model.optimizer))
     optimizers = distributed_parts(model.optimizer)
     if optimizers is None:
         state["optimizer"] = _of_optimizer(model, state, is_loading=True)
@@ -91,7 +91,7 @@ def put_loaded(
         # Checkpoints in Megatron's format keep the step count in the optimizer's parameter groups.
         steps = loaded["steps"] if "steps" in loaded else max(steps_in(loaded["optimizer"]))
         put_state(wanted.held, steps)
-    finish_loading(model.optimizer)
+    finish_loading(parts(model.optimizer))
 
 
 def _of_chunks(model: TrainedModel) -> dict[str, Any]:

@@ -6,12 +6,13 @@ from pipeline.config.algorithm import RolloutCorrection
 from pipeline.config.tree import RunConfig
 from pipeline.errors import nearest, shown
 from pipeline.rl.corrections.forms import (
+    PRESETS,
     REJECTION_FORMS,
+    THRESHOLDS,
     rejections,
     unknown_forms,
     weight_bounds,
 )
-from pipeline.rl.corrections.presets import PRESETS, THRESHOLDS
 
 _KEY = "algorithm.rollout_correction"
 _OLDER = {

@@ -6,7 +6,7 @@ from pipeline.config.critic import Critic, over_actor
 from pipeline.config.keys import setting_keys, value_at
 from pipeline.config.rules.cuda import cuda_problems
 from pipeline.config.rules.losses import NORM
-from pipeline.config.rules.megatron_options import option_problems
+from pipeline.config.rules.precision import option_problems
 from pipeline.config.rules.rates import OPTIM, decay_problems, rate_notes, rate_problems
 from pipeline.config.tree import RunConfig
 

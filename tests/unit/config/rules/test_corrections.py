@@ -3,8 +3,7 @@ fix."""
 
 import pytest
 
-from pipeline.rl.corrections.forms import Bounds, Correction, Rejection
-from pipeline.rl.corrections.presets import PRESETS
+from pipeline.rl.corrections.forms import PRESETS, Bounds, Correction, Rejection
 from tests.unit.config.settings import ACTOR, REPLAY, ROLLOUT, load, load_error, notes, problems
 
 KEY = "algorithm.rollout_correction"

@@ -6,17 +6,13 @@ import pytest
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from pipeline.config.actor import Megatron, RouterReplay
-from pipeline.config.rules.transformer_fields import FIELDS
+from pipeline.config.rules.overrides import MEGATRON, OVERRIDE, TRANSFORMER
 from pipeline.config.rules.transformer_rules import (
-    FIXED,
-    MEGATRON,
-    OF_THE_MODEL,
-    OVERRIDE,
-    OWNED,
     REFUSED,
     field_problems,
     has_auxiliary_loss,
     intended_fields,
+    recompute_notes,
 )
 
 R3 = RouterReplay(mode="R3")
@@ -46,10 +42,7 @@ def found(replay: RouterReplay = R3, **settings: Any) -> list[str]:
 
 
 def test_the_table_contains_only_existing_fields_and_settings():
-    named = [*OWNED, *OF_THE_MODEL, *FIXED]
-    assert len(set(named)) == len(named)
-    assert {*named, *(rule.field for rule in REFUSED)} <= set(FIELDS)
-    assert set(OWNED.values()) <= set(Megatron.model_fields)
+    assert {rule.field for rule in REFUSED} <= vars(TransformerConfig(**AS_MBRIDGE)).keys()
     assert {rule.accepted_by for rule in REFUSED} - {None} <= set(RouterReplay.model_fields)
 
 
@@ -115,10 +108,6 @@ def test_fields_that_are_compatible_with_replay_pass(settings):
         (f"{OVERRIDE}.cp_comm_type: found ['p2p', 'p2p']", {"cp_comm_type": ["p2p", "p2p"]}),
         (f"{OVERRIDE}.moe_router_enable_expert_bias:", {"moe_router_enable_expert_bias": True}),
         (f"{OVERRIDE}.moe_router_bias_update_rate:", {"moe_router_bias_update_rate": 0.001}),
-        (
-            f"{OVERRIDE}.cpu_offloading_num_layers: found 2",
-            {"cpu_offloading": True, "cpu_offloading_num_layers": 2},
-        ),
     ],
 )
 def test_some_fields_are_refused_even_without_replay(key, settings):
@@ -138,14 +127,6 @@ def test_an_expert_bias_requires_sigmoid_scores():
     ):
         of = None if model is None else {"model_type": model}
         assert (field_problems(intended_fields(override, of, None), R3) == []) is is_right
-
-
-def test_at_least_one_layer_must_not_be_offloaded():
-    config = {"model_type": "qwen3", "num_hidden_layers": 4}
-    for layers, is_right in ((3, True), (4, False), (-1, False)):
-        settings = {"cpu_offloading": True, "cpu_offloading_num_layers": layers}
-        fields = intended_fields(Megatron(override_transformer_config=settings), config, None)
-        assert (field_problems(fields, R3) == []) is is_right
 
 
 def test_context_parallelism_with_point_to_point_exchange_passes():
@@ -169,6 +150,19 @@ def test_a_virtual_pipeline_with_batched_exchange_is_refused(wrong):
     assert found(**wrong) == []
 
 
+def test_fields_without_an_effect_are_noted():
+    def notes(**fields: Any) -> list[str]:
+        return list(recompute_notes(Megatron(override_transformer_config=fields)))
+
+    modules = {"recompute_modules": ["moe"]}
+    (note,) = notes(**modules)
+    assert note.startswith(f"{OVERRIDE}.recompute_modules: ['moe'] has no effect with")
+    assert notes(**modules, recompute_granularity="selective") == []
+    full = {"recompute_method": "uniform", "recompute_num_layers": 1}
+    assert len(notes(**full)) == 2
+    assert notes(**full, recompute_granularity="full") == []
+
+
 def test_the_auxiliary_loss_requires_a_kind_and_a_coefficient():
     def on(kind: Any, coefficient: Any) -> bool:
         fields = {"moe_router_load_balancing_type": kind, "moe_aux_loss_coeff": coefficient}
@@ -184,4 +178,4 @@ def test_check_covers_every_refused_field_with_its_own_setting():
     """If `intended_fields` omitted a field, its rule would apply only in the trainer, which is too
     late."""
     seen = intended_fields(Megatron(), {}, None)
-    assert {rule.field for rule in REFUSED if rule.field in OWNED} <= seen.keys()
+    assert {rule.field for rule in REFUSED if rule.field in TRANSFORMER.owned} <= seen.keys()

@@ -3,10 +3,9 @@
 import pytest
 
 from pipeline.config.keys import with_value
-from pipeline.errors import InputError
 from pipeline.inputs.sizes.estimate import RUNTIME, estimate_memory, tokens_of_micro_batch
-from pipeline.inputs.sizes.limit import memory_problems, memory_settings
-from pipeline.inputs.sizes.memory import GIB, memory_lines, parse_memory
+from pipeline.inputs.sizes.limit import memory_problems
+from pipeline.inputs.sizes.memory import GIB, memory_lines
 from tests.large_models import FULL, LAYOUTS, config_of, hf_config
 
 EXPERTS = 48 * 3 * 2048 * 768 * 128
@@ -20,11 +19,7 @@ def parts_of(memory):
 
 
 def test_weights_gradients_and_optimizer_match_manual_arithmetic():
-    """Weights, gradients and the optimizer's state take 2, 4 and 12 bytes per weight.
-
-    The model is Qwen3-30B-A3B on 16 GPUs with TP4 EP8. There are 4 copies of the dense weights and
-    2 copies of the experts' weights, and the optimizer's state is split over these copies.
-    """
+    """Weights, gradients and the optimizer's state take 2, 4 and 12 bytes per weight."""
     config = config_of(nodes=2, tp=4, ep=8, override=FULL)
     parts = parts_of(estimate_memory(config, hf_config("qwen3-30b-a3b")))
     dense, experts = (DENSE - WHOLE) // 4 + WHOLE, EXPERTS // 8
@@ -33,18 +28,8 @@ def test_weights_gradients_and_optimizer_match_manual_arithmetic():
     assert parts["optimizer state"] == 12 * (dense // 4 + experts // 2)
 
 
-def test_float32_weights_have_no_second_copy_and_a_reference_adds_its_weights():
-    layout = {"nodes": 2, "tp": 4, "ep": 8, "override": FULL}
-    config = config_of(**layout, use_kl_loss=True, dtype="float32")
-    parts = parts_of(estimate_memory(config, hf_config("qwen3-30b-a3b")))
-    other = parts_of(estimate_memory(config_of(**layout), hf_config("qwen3-30b-a3b")))
-    assert parts["weights"] == parts["reference policy"] == 2 * other["weights"]
-    assert 3 * parts["optimizer state"] == pytest.approx(2 * other["optimizer state"])
-
-
 def test_options_of_megatron_save_memory():
-    """In bfloat16, gradients and moments are half as large. Offloading moves three quarters of the
-    optimizer's state and the whole reference to the host."""
+    """In bfloat16, gradients and moments are half as large."""
     layout = {"nodes": 2, "tp": 4, "ep": 8, "override": FULL, "use_kl_loss": True}
     plain = parts_of(estimate_memory(config_of(**layout), hf_config("qwen3-30b-a3b")))
 
@@ -93,10 +78,7 @@ def test_recomputation_and_smaller_micro_batches_keep_fewer_activations():
 
 @pytest.mark.parametrize(("stages", "virtual"), [(4, None), (4, 3)])
 def test_a_stage_keeps_the_micro_batches_of_later_stages(stages, virtual):
-    """With 1F1B, a stage keeps one micro-batch for itself and one for each later stage.
-
-    With the interleaved schedule, a stage keeps more than that.
-    """
+    """With 1F1B, a stage keeps one micro-batch for itself and one for each later stage."""
     config = config_of(nodes=1, pp=stages, vpp=virtual, ep=2, override=FULL)
     memory = estimate_memory(config, hf_config("qwen3-30b-a3b"))
     behind = stages - 1 - memory.stage
@@ -113,11 +95,7 @@ def with_values(config, values):
 
 
 def test_log_prob_passes_are_counted():
-    """A log-prob pass with large micro-batches needs more memory than an update with small ones.
-
-    During the pass, the tensors that only updates need may be offloaded. A micro-batch of the pass
-    is at most as large as a rank's share of a mini-batch.
-    """
+    """A log-prob pass with large micro-batches needs more memory than an update with small ones."""
     config = config_of(nodes=2, tp=4, ep=8, override=FULL)
     model = hf_config("qwen3-30b-a3b")
     large = with_values(config, {"rollout.log_prob_max_token_len_per_gpu": 1_000_000_000})
@@ -180,19 +158,6 @@ def test_engines_and_a_training_rank_may_have_to_share_a_gpu():
     assert memory_problems(config, memory, 4 * memory.training, 128) == []
 
 
-@pytest.mark.parametrize(
-    ("text", "size"), [("80GiB", 80 * GIB), ("80GB", 80 * 10**9), ("79.5 gib", int(79.5 * GIB))]
-)
-def test_valid_sizes_are_read(text, size):
-    assert parse_memory(text) == size
-
-
-@pytest.mark.parametrize("text", ["80", "GiB", "0GiB", "-1GB", "80GiB80", "80 MB", ""])
-def test_invalid_sizes_are_refused(text):
-    with pytest.raises(InputError, match=r"--gpu-memory: found .* give one such as 80GiB"):
-        parse_memory(text)
-
-
 def problem_of(config, limit, model="qwen3-30b-a3b"):
     [problem] = memory_problems(config, estimate_memory(config, hf_config(model)), limit, 128)
     return problem
@@ -203,58 +168,12 @@ def test_a_refusal_names_the_largest_parts_and_the_settings_that_help():
     memory = estimate_memory(config, hf_config("qwen3-30b-a3b"))
     problem = problem_of(config, 80 * GIB)
     assert "largest: optimizer state 42.7 GiB, activations" in problem
-    for what in (
-        "optim.use_precision_aware_optimizer=True with exp_avg_dtype=bf16",
-        "optimizer_cpu_offload=True with optimizer_offload_fraction=1.0",
-        "recompute_granularity=full",
-        "a smaller actor_rollout_ref.actor.ppo_max_token_len_per_gpu",
-        "context_parallel_size with a smaller actor_rollout_ref.actor.ppo_max_token_len_per_gpu",
-        "main_grads_dtype=bf16",
-        "megatron.pipeline_model_parallel_size or tensor_model_parallel_size",
-        "trainer.nnodes",
-    ):
-        assert what in problem
+    for key in ("optimizer_cpu_offload", "recompute_granularity", "ppo_max_token_len_per_gpu"):
+        assert key in problem
     assert problem.count("tensor_model_parallel_size") == 1
     assert "expert_model_parallel_size" not in problem, "all 8 GPUs already have different experts"
     assert memory_problems(config, memory, memory.training, 128) == []
     assert memory_problems(config, memory, memory.training - 1, 128) != []
-
-
-def test_no_parallel_size_is_advised_without_ranks_for_it():
-    config = config_of(nodes=1, tp=8, ep=1)
-    assert "parallel_size" not in problem_of(config, 30 * GIB)
-
-
-def test_no_layout_fits_if_the_runtime_alone_does_not_fit():
-    config = config_of(nodes=16, ep=8)
-    memory = estimate_memory(config, hf_config("qwen3-30b-a3b"))
-    problem = memory_problems(config, memory, 4 * GIB, 128)[0]
-    assert problem.endswith(
-        "no layout fits, because CUDA, NCCL and fragments are assumed to need 4.0 GiB; use larger "
-        "GPUs"
-    )
-    assert "possible fixes" not in problem
-
-
-def test_advice_for_a_log_prob_pass_names_its_settings():
-    config = config_of(nodes=2, tp=4, ep=8, override=FULL)
-    large = with_values(config, {"rollout.log_prob_max_token_len_per_gpu": 1_000_000_000})
-    problem = problem_of(large, 48 * GIB)
-    assert "a smaller actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu" in problem
-    assert "megatron.optimizer_offload=True" in problem
-    assert "recompute" not in problem
-    assert "ppo_max_token_len" not in problem
-
-
-def test_advice_for_a_run_with_a_reference_names_the_actors_offloading():
-    config = config_of(nodes=2, tp=4, ep=8, override=FULL, use_kl_loss=True)
-    away = with_values(config, {"ref.megatron.param_offload": True})
-    for one in (config, away):
-        memory = estimate_memory(one, hf_config("qwen3-30b-a3b"))
-        names = {part.name for part in memory.parts}
-        assert "reference policy" in names
-        found = "; ".join(memory_settings(one, "reference policy", 128, names))
-        assert "actor_rollout_ref.actor.megatron.param_offload=True" in found
 
 
 def test_an_engine_that_does_not_fit_is_refused():
@@ -266,22 +185,8 @@ def test_an_engine_that_does_not_fit_is_refused():
     ]
 
 
-def test_lines_are_printed_for_rank_host_and_engine():
-    config = config_of(nodes=1, tp=4, ep=8, override=FULL)
-    lines = memory_lines(estimate_memory(config, hf_config("qwen3-30b-a3b")))
-    assert [name for name, _ in lines] == ["GPUs", "memory", "host", "engine"]
-    assert lines[0][1] == "16: 8 for training, 8 for rollout"
-    text = " ".join(text for _, text in lines)
-    assert "on the fullest training GPU: weights 7.5 GiB, gradients 15.0 GiB" in text
-    assert "on each training node, for a checkpoint" in text
-    assert "of an engine: weights 7.1 GiB" in text
-
-
 def test_older_weights_are_counted_if_a_step_needs_them():
-    """Each rank keeps its own weights from the previous version: 8 times 7.5 GiB.
-
-    A run that ends before the first step with a staleness pass keeps none.
-    """
+    """Each rank keeps its own weights from the previous version: 8 times 7.5 GiB."""
     config, model = config_of(nodes=1, tp=4, ep=8, override=FULL), hf_config("qwen3-30b-a3b")
     config = with_value(config, "trainer.total_training_steps", 11)
     stale = with_value(config, "trainer.max_staleness", 1)

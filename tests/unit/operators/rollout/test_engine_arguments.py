@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import make_dataclass
 from types import ModuleType
 from typing import Any
 
@@ -17,12 +18,13 @@ from tests.paths import ROOT
 def vllm(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Fakes for vLLM and its CPU adapter; `LLM(...)` returns its arguments."""
     stub: Any = ModuleType("vllm")
+    stub.EngineArgs = make_dataclass("EngineArgs", ["block_size", "compilation_config"])
     stub.LLM = lambda model, **arguments: {"model": model} | arguments
-    adapter: Any = ModuleType("operators.rollout.cpu_vllm")
+    adapter: Any = ModuleType("operators.cpu.vllm_build")
     adapter.engine_arguments = lambda rollout, routes: {"block_size": 32}
     monkeypatch.setitem(sys.modules, "vllm", stub)
-    monkeypatch.setitem(sys.modules, "operators.rollout.cpu_vllm", adapter)
-    monkeypatch.setattr(sys.modules["operators.rollout"], "cpu_vllm", adapter, raising=False)
+    monkeypatch.setitem(sys.modules, "operators.cpu.vllm_build", adapter)
+    monkeypatch.setattr(sys.modules["operators.rollout"], "vllm_build", adapter, raising=False)
     return stub
 
 
@@ -63,9 +65,9 @@ def test_additional_arguments_reach_the_engine(vllm, caplog):
     assert "engine_kwargs.vllm: on CPU, fixed values replace those of block_size" in caplog.text
 
 
-def test_the_worker_refuses_arguments_that_retrace_sets(vllm):
-    with pytest.raises(InputError, match=r"engine_kwargs\.vllm\.seed: found 3"):
-        started(on_cpu=False, engine_kwargs={"vllm": {"seed": 3}})
+def test_the_worker_refuses_arguments_that_vllm_lacks(vllm):
+    with pytest.raises(InputError, match=r"vllm\.block_sise: not a field .* mean block_size\?"):
+        started(on_cpu=False, engine_kwargs={"vllm": {"block_sise": 3}})
 
 
 @pytest.mark.parametrize(
@@ -81,12 +83,3 @@ def test_a_build_for_another_device_is_refused(monkeypatch, on_cpu, available, f
     assert f"but its engine is {found}; {wanted}" in str(caught.value)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: not available)
     engine._require_build(on_cpu)
-
-
-@pytest.mark.parametrize(
-    ("written", "gpus", "eager"),
-    [(None, ("0",), False), (None, (), True), (True, ("0",), True), (False, (), False)],
-)
-def test_eager_mode_is_the_default_only_on_the_cpu(monkeypatch, written, gpus, eager):
-    monkeypatch.setattr(engine, "gpu_pool", lambda: gpus)
-    assert engine.is_eager(Rollout(enforce_eager=written)) is eager

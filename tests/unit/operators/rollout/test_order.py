@@ -74,7 +74,7 @@ def start(store, flow, monkeypatch, step=0, validations=(0,), *, index=0, worker
         prompts=None,
         val_prompts="validation",
         geometry=None,
-        amendments=0,
+        attempt=0,
     )
     attempt = make_attempt(store, 0, 2, validations=validations)
     attempt = replace(attempt, rollout_workers=workers)
@@ -123,29 +123,6 @@ def test_a_worker_waits_for_the_next_sub_plan_until_its_step_is_sealed(made, mon
     stop = keys.stop(0)
     assert [stop, keys.sub_plan(0, 2), keys.manifest(0)] in flow.waited
     assert flow.waited[-1] == [stop]
-
-
-def test_a_restarted_worker_generates_the_missing_shards_of_each_sub_plan(made, monkeypatch):
-    store = MemoryStore()
-    for sub_plan in range(2):
-        step_plan(0, sub_plan)(store)
-    commits(keys.rollout(0, 0))(store)
-    start(store, Flow(store, [commits(keys.stop(0))]), monkeypatch)
-    assert made == [keys.rollout(0, 1)]
-
-
-def test_a_worker_without_dynamic_sampling_leaves_a_step_after_its_only_plan(made, monkeypatch):
-    """The worker does not wait for the step to be sealed."""
-    without = config_of(enable=False, max_staleness=1)
-    monkeypatch.setattr("tests.unit.operators.rollout.test_order.CONFIG", without)
-    store = MemoryStore()
-    for step in range(2):
-        step_plan(step)(store)
-    flow = Flow(store, [validation(0), commits(keys.stop(0))])
-    start(store, flow, monkeypatch)
-    assert made == [keys.rollout(0, 0), keys.rollout(1, 0), keys.validation(0, 0)]
-    sealed = {keys.manifest(step) for step in range(2)}
-    assert not any(sealed & set(wanted) for wanted in flow.waited)
 
 
 def test_a_worker_looks_for_validations_only_up_to_its_step_and_runs_all_of_them(made, monkeypatch):

@@ -16,7 +16,7 @@ from operators.rollout.prompts import shards_of, wanted_of
 from operators.rollout.types import RolloutError
 from operators.rollout.worker import first_open_step, version_at_start
 from pipeline.run import keys
-from pipeline.run.plan import PlannedPrompt, Sampling, StepPlan, ValidationPlan
+from pipeline.run.plan import PlannedPrompt, Sampling, StepPlan
 from pipeline.run.prompt_table import SCHEMA
 from pipeline.store import open_store
 from pipeline.traces import expected_ids, sampling_seed
@@ -87,21 +87,13 @@ def test_a_baseline_is_the_last_sample_of_its_group_and_greedy():
     ]
 
 
-def test_ids_of_validation_samples_differ_from_those_of_training_samples():
-    [first, *_] = wanted_of(ValidationPlan(**common(), policy_version=4), 0, prompts())
-    assert (first.id, first.group) == ("val-000004/0/0", "val-000004/0")
-
-
 def test_a_plan_for_different_prompts_is_refused():
     with pytest.raises(RolloutError, match=r"prompts\.parquet: .*names row 5, expected 0\.\.4:"):
         wanted_of(plan(), 2, prompts(rows=5))
 
 
 def test_a_worker_starts_with_the_newest_policy_that_the_next_step_may_use(tmp_path):
-    """The next step is the first step that is not sealed. The worker does not wait for a policy
-    version that the trainer has not published yet. If max_staleness is above 0, the step uses an
-    older version, and the worker ignores newer ones.
-    """
+    """The next step is the first step that is not sealed."""
     store = open_store(str(tmp_path))
     assert first_open_step(store, 5) == 0
     assert version_at_start(store, 0, 0) == 0

@@ -1,7 +1,6 @@
 """Background jobs of a rank run in order, and their errors reach the main thread."""
 
 import threading
-from concurrent.futures import wait
 
 import pytest
 
@@ -66,14 +65,6 @@ def test_waiting_for_a_job_does_not_wait_for_later_jobs():
             background.wait_for(background.submit("uploading", fail))
 
 
-def test_submit_raises_the_error_of_an_earlier_job():
-    with Background() as background:
-        background.submit("fails", fail)
-        wait([background._pending[0][1]], PATIENCE_S)
-        with pytest.raises(OSError, match="the disk is full"):
-            background.submit("next", lambda: None)
-
-
 def test_an_error_in_the_main_thread_does_not_wait_for_jobs():
     """A job may wait an hour for the share of a rank that also failed."""
     done: list[int] = []
@@ -94,11 +85,3 @@ def test_an_error_in_the_main_thread_does_not_wait_for_jobs():
         train()
     hold.set()
     assert done == []
-
-
-def test_leaving_without_an_error_waits_for_all_jobs():
-    done: list[int] = []
-    with Background() as background:
-        background.submit("first", lambda: done.append(1))
-        background.submit("second", lambda: done.append(2))
-    assert done == [1, 2]

@@ -1,22 +1,12 @@
 """The critic: its metrics from the ranks' reports, compared with numpy over all tokens, and its
 routes."""
 
-from types import SimpleNamespace
-from typing import Any
-
 import numpy as np
 import pytest
 
-from operators.training.critic_step import (
-    PASS,
-    CriticReport,
-    CriticStep,
-    critic_metrics,
-    routes_of,
-)
+from operators.training.critic_step import PASS, CriticReport, CriticStep, critic_metrics
 from operators.training.passes.update import Updates
 from operators.training.replay.counts import LayerCounts
-from pipeline.config.critic import Critic
 from pipeline.rl.moments import moments
 
 
@@ -32,10 +22,7 @@ def step(**updates) -> CriticStep:
 
 def test_metrics_cover_the_tokens_of_all_ranks():
     """Of four ranks, two have different numbers of tokens, one has no report, and one has no
-    tokens.
-
-    Means and variances are taken over all tokens. Losses are means over mini-batches.
-    """
+    tokens."""
     rng = np.random.default_rng(0)
     values, returns = rng.normal(3, 2, (2, 100))
     sums = [
@@ -81,11 +68,3 @@ def test_replay_metrics_cover_the_critics_first_pass():
     found = critic_metrics([None], step(), passes)
     assert found["critic/replay/coverage"] == 0.8
     assert found["critic/replay/agreement"] == 10 / 16
-
-
-@pytest.mark.parametrize(("settings", "replays"), [({}, False), ({"replay_routes": True}, True)])
-def test_the_critic_routes_natively_by_default(settings: dict[str, bool], replays: bool):
-    rank: Any = SimpleNamespace(config=SimpleNamespace(critic=Critic(**settings)))
-    routes: Any = {"000000/0/0": None}
-    assert routes_of(rank, routes) is (routes if replays else None)
-    assert routes_of(rank, None) is None

@@ -36,11 +36,7 @@ class TestRetention:
             assert set(policies) == set(range(newest + 1)) - needed
 
     def test_a_restart_begins_from_a_checkpoint_whose_step_is_finished(self, tmp_path):
-        """A step is finished when its metrics, which are its last commit, exist.
-
-        A restart does not begin from the checkpoint of an unfinished step. Such a checkpoint does
-        not count as one of the two that are kept.
-        """
+        """A step is finished when its metrics, which are its last commit, exist."""
         store = open_store(str(tmp_path))
         for version in (1, 2, 3):
             commit(store, keys.checkpoint(version), {"version": version}, "aa")
@@ -49,22 +45,6 @@ class TestRetention:
             commit(store, keys.metrics(step), {}, "aa")
         assert restarts(store) == [1, 2]
         assert remove_expired(store, save_freq=1, max_staleness=0) == ([], [])
-
-    def test_removal_deletes_commits_and_files(self, tmp_path):
-        store = open_store(str(tmp_path))
-        for version in range(9):
-            store.create(keys.policy_file(version, "aa", "model.safetensors"), b"x")
-            commit(store, keys.policy(version), {"version": version}, "aa")
-        for version in (2, 4, 6):
-            store.create(keys.checkpoint_file(version, "aa", "__0_0.distcp"), b"x")
-            commit(store, keys.checkpoint(version), {"version": version}, "aa")
-            commit(store, keys.metrics(version - 1), {}, "aa")
-        assert remove_expired(store, save_freq=2, max_staleness=0) == ([1, 3], [2])
-        assert remove_expired(store, save_freq=2, max_staleness=0) == ([], [])
-        left = {info.key.split("/")[1] for info in store.list("policies/")}
-        assert left == {f"{version:06d}" for version in (0, 2, 4, 5, 6, 7, 8)}
-        assert [info.key for info in store.list("checkpoints/000002/")] == []
-        assert store.size(keys.checkpoint(4)) is not None
 
     def stored(self, folder):
         """Store policies 0 to 6, and checkpoints 4 and 6, whose steps are finished."""
@@ -78,11 +58,7 @@ class TestRetention:
         return store
 
     def test_an_interrupted_removal_is_resumed(self, tmp_path):
-        """If a commit was removed but its files were not, the next call removes the files.
-
-        Files that are newer than the restart's checkpoint stay, because their commit may still be
-        written.
-        """
+        """If a commit was removed but its files were not, the next call removes the files."""
         store = self.stored(tmp_path)
         for version in (1, 5):
             store.delete(keys.policy(version))
@@ -116,11 +92,7 @@ class TestRetention:
     def test_every_version_that_stays_can_be_read(
         self, newest, save_freq, staleness, wholes, started
     ):
-        """Exactly the chains of the versions that stay are kept.
-
-        Policy 1 is whole, and so is the first version of a restarted trainer. Next to that version
-        are files that the dead trainer left.
-        """
+        """Exactly the chains of the versions that stay are kept."""
         store = MemoryStore()
         whole = {0, 1, started} | wholes
         for version in range(newest + 1):
@@ -144,8 +116,7 @@ class TestRetention:
         assert remove_expired(store, save_freq, staleness) == ([], [])
 
     def test_a_difference_in_which_nothing_changed_keeps_its_base(self, tmp_path):
-        """The difference has shares but no file. Here, policy 0 has neither shares nor a file, and
-        needs no other version."""
+        """The difference has shares but no file."""
         store = self.stored(tmp_path)
         for info in list(store.list("policies/000004/aa/")):
             store.delete(info.key)
@@ -155,8 +126,7 @@ class TestRetention:
         assert remove_expired(store, save_freq=2, max_staleness=0) == ([1], [])
 
     def test_files_of_a_dead_writer_do_not_hide_an_empty_difference(self, tmp_path):
-        """The dead writer wrote the version whole. The writer that committed the version had no
-        changed tensor to write."""
+        """The dead writer wrote the version whole."""
         store = self.stored(tmp_path)
         for info in list(store.list("policies/000004/")):
             store.delete(info.key)

@@ -95,12 +95,6 @@ def test_metrics_summarise_lengths_and_ages():
     assert metrics["perf/total_num_tokens"] == 28
 
 
-def test_reward_metrics_of_a_step_without_rewards_are_null():
-    metrics = manifest_metrics(MemoryStore(), 0, columns([None, None]), 8)
-    assert {metrics[f"critic/rewards/{name}"] for name in ("mean", "max", "min", "std")} == {None}
-    assert metrics["reward/groups"] == metrics["reward/groups_without_variance"] == 0
-
-
 def test_metrics_leave_out_greedy_baselines():
     marks = pa.array([None, "greedy baseline", "no reward", None], pa.string())
     with_one = columns([1.0, 9.0, None, 0.0], not_trained=marks)

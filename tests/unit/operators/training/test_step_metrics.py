@@ -8,13 +8,13 @@ import pytest
 from operators.training.replay.counts import LayerCounts
 from operators.training.step_metrics import (
     RankReport,
-    agreement_by_layer,
     mismatch_of,
     replay_metrics,
     spread_of,
     total_counts,
     training_metrics,
 )
+from pipeline.metrics.metric import layers_of
 from pipeline.rl.mismatch import Mismatch
 
 
@@ -27,8 +27,8 @@ def test_counts_of_ranks_add_up_for_each_layer():
     assert of_passes["update epoch 0"] == {}
     total = of_passes["log-prob pass"]
     assert total == {1: LayerCounts(8, 1, 3, 7), 2: LayerCounts(8, 1, 3, 4)}
-    assert agreement_by_layer(total) == {"1": 7 / 8, "2": 0.5}
     metrics = replay_metrics(total)
+    assert layers_of(metrics, "replay/agreement") == {1: 7 / 8, 2: 0.5}
     assert metrics["replay/rows"] == 8
     assert metrics["replay/coverage"] == 8 / 9
     assert metrics["replay/agreement"] == 11 / 16
@@ -52,11 +52,7 @@ def test_losses_are_means_over_the_tokens_of_all_ranks():
 
 
 def test_each_number_of_the_updates_has_its_own_divisor():
-    """Losses are divided by the divisor of the policy loss, all others by the number of tokens.
-
-    The divisors differ if the loss is averaged over samples. The metric actor/ppo_kl is the mean of
-    old minus new, so its sign is opposite to the log-ratio's.
-    """
+    """Losses are divided by the divisor of the policy loss, all others by the number of tokens."""
     sums = {"tokens": 8.0, "divisor": 2.0, "policy": 3.0, "kl": 5.0, "entropy": 6.0}
     sums |= {"clipped": 1.0, "dual_clipped": 4.0, "log_ratio": 2.0, "high": 7.0}
     empty = dict.fromkeys(sums, 0.0)
@@ -143,10 +139,3 @@ def test_a_step_whose_mini_batches_were_all_skipped_has_no_losses():
         None,
         0,
     )
-
-
-def test_a_number_that_a_users_loss_does_not_always_report_counts_as_0_elsewhere():
-    own = {"tokens": 2.0, "divisor": 2.0, "policy": 1.0}
-    reports = [RankReport(updates=[own]), RankReport(updates=[{**own, "high": 1.0}])]
-    for ranks in (reports, reports[::-1]):
-        assert training_metrics(ranks, {}, [])["policy_loss/high"] == 1 / 4

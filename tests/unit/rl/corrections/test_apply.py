@@ -1,7 +1,9 @@
-"""Weights and rejections equal those of plain loops, however samples are distributed over ranks."""
+"""Edge cases of corrections, and samples on several ranks.
+
+test_papers_corrections.py checks the values of weights and rejections.
+"""
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -18,8 +20,7 @@ from pipeline.rl.corrections.forms import (
     weight_bounds,
 )
 from pipeline.rl.corrections.report import QUANTILES, correction_metrics
-from pipeline.rl.corrections.tally import Tally, bins, quantiles
-from pipeline.rl.moments import moments
+from pipeline.rl.moments import Tally, bins, quantiles
 
 Part = tuple[npt.NDArray[np.float32], npt.NDArray[np.float32], npt.NDArray[np.bool_]]
 
@@ -77,76 +78,6 @@ def by_sample(corrected: Corrected, samples: list[Part]) -> list[tuple[list[floa
 
 def logs_of(sample: Part) -> list[float]:
     return [float(t) - float(e) for t, e, counts in zip(*sample, strict=True) if counts]
-
-
-@pytest.mark.parametrize("threshold", [1.1, "0.9_1.2"])
-@pytest.mark.parametrize("level", ["token", "sequence", "geometric"])
-def test_weights_equal_a_loop(level: str, threshold: float | str) -> None:
-    samples = samples_of(1)
-    correction = Correction(level, weight_bounds(threshold))
-    found = by_sample(correct(correction, joined(samples)), samples)
-    lower, upper = (0.9, 1.2) if threshold == "0.9_1.2" else (None, 1.1)
-
-    def weight(log: float) -> float:
-        ratio = math.exp(log)
-        if lower is None:
-            return min(ratio, upper)
-        return ratio if lower <= ratio <= upper else 0.0
-
-    changed = 0
-    for sample, (weights, mask) in zip(samples, found, strict=True):
-        logs = logs_of(sample)
-        of_whole = sum(logs) / (max(len(logs), 1) if level == "geometric" else 1)
-        expected = [weight(log if level == "token" else of_whole) for log in logs]
-        assert [w for w, counts in zip(weights, sample[2], strict=True) if counts] == pytest.approx(
-            expected, rel=1e-6
-        )
-        assert not any(w for w, counts in zip(weights, sample[2], strict=True) if not counts)
-        assert mask == sample[2].tolist()  # weights reject no token, not even one whose weight is 0
-        changed += sum(w in (0.0, upper) for w in expected)
-    assert changed  # some weights were outside the bounds
-
-
-@pytest.mark.parametrize("form", REJECTION_FORMS)
-def test_rejection_equals_a_loop(form: str) -> None:
-    """The bounds for k1 apply to p_engine / p_trainer, as in verl."""
-    samples = samples_of(2, 40)
-    spec = FORMS_AND_BOUNDS[form]
-    correction = Correction(rejections=rejections(form, spec))
-    corrected = correct(correction, joined(samples))
-    ends = np.cumsum([len(sample[0]) for sample in samples])[:-1]
-    statistic: dict[str, Callable[[float], float]] = {
-        "k1": lambda log: -log,
-        "k2": lambda log: log**2 / 2,
-        "k3": lambda log: math.exp(log) - 1 - log,
-    }
-    of_whole: dict[str, Callable[[list[float]], float]] = {
-        "seq_sum": sum,
-        "seq_mean": lambda values: sum(values) / len(values),
-        "seq_max": max,
-    }
-    bounds = [float(text) for text in str(spec).split("_")]
-
-    def passes(value: float) -> bool:
-        if form.endswith("k1"):
-            return math.log(bounds[0]) <= value <= math.log(bounds[1])
-        return value <= bounds[0]
-
-    rejected = 0
-    for sample, mask in zip(samples, np.split(corrected.mask_T, ends), strict=True):
-        values = [statistic[form[-2:]](log) for log in logs_of(sample)]
-        if form.startswith("token"):
-            expected = [passes(value) for value in values]
-        else:
-            expected = [passes(of_whole[form[:-3]](values))] * len(values) if values else []
-        assert mask[sample[2]].tolist() == expected
-        assert not mask[~sample[2]].any()
-        rejected += expected.count(False)
-    tokens = int(sum(sample[2].sum() for sample in samples))
-    assert 0 < rejected < tokens
-    metrics = correction_metrics(correction, corrected.tally)
-    for name in (f"rollout_rs_{form}_masked_fraction", "rollout_rs_masked_fraction"):
-        assert metrics[f"rollout_corr/{name}"] == pytest.approx(rejected / tokens)
 
 
 def test_a_token_must_pass_all_criteria_and_a_veto_rejects_the_sequence() -> None:
@@ -354,14 +285,3 @@ def test_quantiles_are_within_a_bin(scale: float) -> None:
     shares = tuple(QUANTILES.values())
     exact = np.quantile(values, shares, method="inverted_cdf")
     assert quantiles(bins(values), shares) == pytest.approx(exact, rel=1 / 256)
-
-
-def test_moments_equal_their_definitions() -> None:
-    found = moments([1.0, 2.0, 4.0])
-    assert found + moments([]) == found == moments([1.0]) + moments([2.0, 4.0])
-    assert (found.mean, found.smallest, found.largest) == (7 / 3, 1.0, 4.0)
-    assert found.deviation == pytest.approx(np.std([1, 2, 4]))
-    assert found.unbiased == pytest.approx(np.std([1, 2, 4], ddof=1))
-    assert found.effective == pytest.approx(49 / 63)
-    assert moments([0.0]).effective == 0.0
-    assert moments([]).mean is None

@@ -5,6 +5,7 @@ import math
 import pytest
 
 from pipeline.rl.corrections.forms import (
+    PRESETS,
     REJECTION_FORMS,
     Bounds,
     Rejection,
@@ -12,7 +13,6 @@ from pipeline.rl.corrections.forms import (
     unknown_forms,
     weight_bounds,
 )
-from pipeline.rl.corrections.presets import PRESETS
 
 
 def test_valid_weight_bounds_are_parsed() -> None:

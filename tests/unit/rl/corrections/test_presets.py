@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from pipeline.rl.corrections.presets import PRESETS
+from pipeline.rl.corrections.forms import PRESETS
 from tests.paths import ROOT
 
 _NAMES = (

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.rl.estimators.reward_kl import StepKl, next_coefficient, step_kl
+from pipeline.rl.kl import StepKl, next_coefficient, step_kl
 from tests.unit.rl.estimators.steps import estimated, in_parts, steps
 
 

@@ -7,7 +7,6 @@ import torch
 
 from pipeline.config.actor import Actor
 from pipeline.rl.losses.types import LossTokens
-from tests.unit.rl.losses.plain import Sequence
 
 LENGTHS = (5, 1, 0, 13, 40, 2)
 """Number of response tokens in each sample. The second sample has no token in the loss."""
@@ -67,16 +66,3 @@ def make_tokens(
         samples=OneRank(torch.from_numpy(sample_T), torch.from_numpy(mask_T)),
         chosen_T=torch.from_numpy(rng.random(T) < 0.3),
     )
-
-
-def sequences(tokens: LossTokens) -> dict[int, Sequence]:
-    """Return the samples that have tokens in the loss, keyed by sample number."""
-    found = {}
-    new_T = tokens.logprobs_T.detach()
-    weights_T = torch.ones_like(new_T) if tokens.weights_T is None else tokens.weights_T
-    for sample in range(len(LENGTHS)):
-        of_sample = (tokens.samples.sample_T == sample) & tokens.mask_T
-        if of_sample.any():
-            columns = (new_T, tokens.old_T, tokens.advantages_T, weights_T)
-            found[sample] = Sequence(*(column[of_sample].numpy() for column in columns))
-    return found

@@ -5,25 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.run.plan import PlannedPrompt
-from pipeline.traces import (
-    TraceError,
-    expected_ids,
-    sample_id,
-    sampling_seed,
-    validation_id,
-)
+from pipeline.traces import TraceError, expected_ids, sample_id, sampling_seed, validation_id
 from pipeline.traces.format.ids import check_ids, file_name
-from tests.samples import (
-    make_plan,
-)
+from tests.samples import make_plan
 
 
 def test_ids_contain_step_prompt_and_number():
     assert sample_id(3, "17", 2) == "000003/17/2"
     assert validation_id(3, "17", 0) == "val-000003/17/0"
-
-
-def test_a_plan_names_its_samples():
     plan = replace(
         make_plan(n=2, step=4),
         prompts=(PlannedPrompt(row=7, epoch=0), PlannedPrompt(row=3, epoch=1)),
@@ -63,13 +52,10 @@ def test_ids_are_accepted_only_if_they_are_exactly_those_of_the_plan(found, expe
 @pytest.mark.parametrize(
     ("id", "name"),
     [
-        ("000003/17/2", "000003_17_2"),
         ("000003/17.1/2.1", "000003_17.1_2.1"),
-        ("000000/a/0", "000000_a_0"),
         ("000000_a/0", "000000%5Fa_0"),
         ("000000/a%2Fb/0", "000000_a%252Fb_0"),
         ("000000/é b/0", "000000_%C3%A9%20b_0"),
-        ("000000/~/0", "000000_%7E_0"),
         ("0/" + "a" * 198, "0_" + "a" * 198),
         ("0/" + "a" * 199, "0_" + "a" * 148 + "~" + "63175b14a8c7364a"),
     ],

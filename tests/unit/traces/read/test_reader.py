@@ -1,137 +1,92 @@
-"""Only the required bytes are fetched, and requests for missing data are refused."""
+"""Only the requested data are fetched, and requests for missing data are refused."""
 
 from dataclasses import replace
 
 import numpy as np
-import pyarrow as pa
 import pytest
 
-from pipeline.run.commit import new_write_id, read_commit
+from pipeline.run.commit import new_write_id
 from pipeline.traces import (
     Geometry,
     Routes,
-    RouteStream,
     TraceError,
     open_manifest,
-    read_manifest,
     read_routes,
     read_samples,
     seal,
     write_shard,
 )
-from tests.samples import (
-    GEOMETRY,
-    R3,
-    equal,
-    make_samples,
-    random_sets,
-    sealed_r3,
-)
+from pipeline.traces.format import parquet
+from pipeline.traces.format.parquet import open_file
+from tests.memory_store import MemoryStore
+from tests.samples import GEOMETRY, R3, equal, make_samples, random_sets, sealed_r3, without_routes
 
 
-class Counting:
+class Counting(MemoryStore):
     """A store that records which bytes are read."""
 
-    def __init__(self, store) -> None:
-        self._store = store
-        self.uri = store.uri
-        self.ranges: list[tuple[str, int, int]] = []
+    def __init__(self, objects=None) -> None:
+        super().__init__(objects)
+        self.ranges = []
 
-    def __getattr__(self, name: str):
-        return getattr(self._store, name)
-
-    def read_ranges(self, key: str, ranges: list[tuple[int, int]], size: int) -> list[bytes]:
+    def read_ranges(self, key, ranges, size=None):
         self.ranges += [(key, *range_) for range_ in ranges]
-        return self._store.read_ranges(key, ranges, size)
+        return super().read_ranges(key, ranges, size)
 
 
-def test_a_slice_fetches_only_its_own_bytes(store, monkeypatch, small_row_groups):
-    """For two neighbouring layers of a sample, the reader fetches the footer and, in each of the
-    sample's row groups, the columns for the segments and the two layers. It fetches no byte of
-    any other layer or row group."""
+def test_a_slice_fetches_only_its_own_bytes(monkeypatch, small_row_groups):
+    """For two layers of a sample, the reader fetches the footer and, in each of the sample's row
+    groups, the validity and the two layers. It fetches no other byte."""
+    monkeypatch.setattr(parquet, "_SMALL", 0)
     rng = np.random.default_rng(0)
     geometry = Geometry(64, 8, tuple(range(8)))
     samples = [
         replace(s, routes=Routes(random_sets(rng, len(s.tokens_S) - 1, geometry), s.routes.valid_T))
         for s in make_samples(prompts=6, n=2)
     ]
+    store = Counting()
     write_shard(store, 0, 0, new_write_id(), samples, geometry, R3)
     manifest = seal(store, 0, 1, lambda _: [s.id for s in samples], 0).all()
-    counting = Counting(store)
     wanted = samples[5]
-    found = read_routes(counting, manifest, [wanted.id], [3, 4])
+    store.ranges = []
+    found = read_routes(store, manifest, [wanted.id], [3, 4])
+    fetched = sorted(store.ranges)
     assert equal(found[wanted.id], Routes(wanted.routes.sets_TLK[:, 3:5], wanted.routes.valid_T))
 
-    (file,) = (
-        f
-        for f in read_commit(store, "steps/000000/rollout/00000.json")["files"]
-        if f["role"] == "routes"
-    )
-    (row,) = (r for r in manifest.rows.to_pylist() if r["id"] == wanted.id)
-    firsts = np.cumsum([0, *(g["rows"] for g in file["row_groups"])])
-    groups = {
-        int(np.searchsorted(firsts, p["row"], "right")) - 1 for p in row["routes"][0]["segments"]
-    }
-    assert len(groups) < len(file["row_groups"])
-    names = ("owner", "token_start", "tokens", "validity", "layer_00003", "layer_00004")
-    chunks = [
-        chunk[:2]
-        for g in groups
-        for leaf, chunk in zip(file["leaves"], file["row_groups"][g]["chunks"], strict=True)
-        if leaf in names
-    ]
-    needed = {at + i for at, length in (*chunks, file["footer"][:2]) for i in range(length)}
-    fetched = [at + i for _, at, length in counting.ranges for i in range(length)]
-    assert len(fetched) == len(needed)
-    assert set(fetched) == needed
+    (file,) = (file for file in manifest.files if file.role == "routes")
+    opened = open_file(store, file)
+    (row,) = manifest.select([wanted.id]).to_pylist()
+    (segment,) = row["routes"][0]["segments"]
+    groups = set(opened.groups_of(range(segment["row"], segment["row"] + segment["tokens"])))
+    assert len(groups) < opened.row_groups
+    chunks = opened.ranges(["valid", "layer_00003", "layer_00004"], groups)
+    footer = (file.size - file.footer_size, file.footer_size)
+    assert fetched == sorted((file.key, *range_) for range_ in [footer, *chunks])
 
 
 def test_unknown_samples_and_layers_are_refused(store):
     manifest = sealed_r3(store, make_samples())
     with pytest.raises(TraceError, match="unknown: 000000/9/0"):
         read_samples(store, manifest, ["000000/9/0"])
-    with pytest.raises(
-        TraceError, match=r"no routes for layers \[0, 4\], expected layers of \(1, 2, 5\)"
-    ):
+    with pytest.raises(TraceError, match=r"no routes for layers \[0, 4\]"):
         read_routes(store, manifest, manifest.ids, [4, 1, 0])
+    # True would read layer 1, and a repeated layer has no place in the result.
+    for layers in ([], [1, 1], [True], [1.0], [[1]], [-1], [2**70], 1, "1"):
+        with pytest.raises(TraceError, match="step 0: layers"):
+            read_routes(store, manifest, manifest.ids[:1], layers)
 
 
-@pytest.mark.parametrize("layers", [[], [GEOMETRY.layers[0]] * 2])
-def test_layers_must_be_given_once_each(store, layers):
+def test_ids_and_layers_may_come_from_any_iterable_and_in_any_order(store):
+    """Axis L and the keys of the result have the requested order."""
     samples = make_samples()
-    sealed_r3(store, samples)
-    with pytest.raises(TraceError, match=r"layers \[.*\], expected at least one, and each once"):
-        read_routes(store, read_manifest(store, 0), [samples[0].id], layers)
-
-
-@pytest.mark.parametrize(
-    ("layers", "says"),
-    [
-        ([True], "layers: True of type bool, expected an integer"),
-        (np.array([False, True]), "layers: .*False.* of type bool, expected an integer"),
-        ([1.0], "layers: 1.0 of type float, expected an integer"),
-        (np.array([1.0]), "layers: .*1.0.* of type float64, expected an integer"),
-        ([[1]], r"layers: \[1\] of type list, expected an integer"),
-        ([None], "layers: None of type NoneType, expected an integer"),
-        ([-1], r"layers: -1, expected 0\.\.99999"),
-        ([2**70], r"layers: \d+, expected 0\.\.99999"),
-        (1, "layers: 1, expected a list of numbers"),
-        ("1", "layers: 1, expected a list of numbers"),
-    ],
-)
-def test_layers_that_are_not_numbers_are_refused(store, layers, says):
-    """True would read layer 1."""
-    manifest = sealed_r3(store, make_samples())
-    with pytest.raises(TraceError, match=f"step 0: {says}"):
-        read_routes(store, manifest, manifest.ids[:1], layers)
-
-
-def test_layers_may_be_numpy_integers_and_come_from_a_generator(store):
-    manifest = sealed_r3(store, make_samples())
-    expected = read_routes(store, manifest, manifest.ids, [5, 1])
-    for layers in (np.array([5, 1]), (layer for layer in [5, 1]), np.array([5, 1], ">i2")):
-        found = read_routes(store, manifest, manifest.ids, layers)
-        assert all(equal(found[id], expected[id]) for id in manifest.ids)
+    manifest = sealed_r3(store, samples)
+    ids = manifest.ids[::-1]
+    for layers in ([5, 1], np.array([5, 1], ">i2"), (layer for layer in [5, 1])):
+        found = read_routes(store, manifest, iter(ids), layers)
+        assert list(found) == ids
+        for s in samples:
+            assert equal(found[s.id], Routes(s.routes.sets_TLK[:, [2, 0]], s.routes.valid_T))
+    assert [sample.id for sample in read_samples(store, manifest, iter(ids))] == ids
 
 
 @pytest.mark.parametrize("read", [read_samples, read_routes])
@@ -142,45 +97,44 @@ def test_samples_and_routes_are_not_read_without_rows(store, read):
             read(store, given, manifest.ids)
 
 
-@pytest.mark.parametrize("step", ["0", False, -1, 10**6, None, 0.5])
-def test_a_malformed_step_is_refused(store, step):
-    with pytest.raises(TraceError, match="step"):
-        read_manifest(store, step)
-
-
-def test_an_unknown_column_is_refused(store):
-    sealed_r3(store, make_samples())
-    with pytest.raises(TraceError, match="no column nope, expected columns of"):
-        open_manifest(store, 0).columns(["id", "nope"])
-
-
-@pytest.mark.parametrize("order", [(1, 2, 5), (5, 2, 1), (2, 5, 1)])
-def test_the_routes_digest_is_compared_whatever_the_order_of_the_layers(store, order):
+def test_a_file_with_other_samples_or_rows_than_the_manifest_says_is_refused(store):
+    """The manifest's rows of two samples are exchanged, or one lacks its last position."""
     manifest = sealed_r3(store, make_samples())
-    right = read_routes(store, manifest, manifest.ids, order)
-    for id, routes in read_routes(store, manifest, manifest.ids).items():
-        at = [GEOMETRY.layers.index(layer) for layer in order]
-        assert np.array_equal(right[id].sets_TLK, routes.sets_TLK[:, at])
-    wrong = pa.array(["0" * 64] * len(manifest.ids))
-    index = manifest.rows.schema.get_field_index("routes_digest")
-    field = manifest.rows.schema.field(index)
-    forged = replace(manifest, rows=manifest.rows.set_column(index, field, wrong))
-    with pytest.raises(TraceError, match="its routes have digest"):
-        read_routes(store, forged, forged.ids, order)
-    with pytest.raises(TraceError, match="its routes have digest"):
-        RouteStream(store, forged, order)[forged.ids[0]]
+    rows = manifest.rows.to_pylist()
+    rows[0]["samples"], rows[1]["samples"] = rows[1]["samples"], rows[0]["samples"]
+    rows[2]["routes"][0]["segments"][0]["tokens"] -= 1
+    wrong = replace(manifest, rows=type(manifest.rows).from_pylist(rows, manifest.rows.schema))
+    with pytest.raises(TraceError, match=r"samples\.parquet .*row \d"):
+        read_samples(store, wrong, manifest.ids[:1])
+    with pytest.raises(TraceError, match=f"sample {manifest.ids[2]}: "):
+        read_routes(store, wrong, manifest.ids)
+    rows[0]["samples"]["row"] = 10**6
+    wrong = replace(manifest, rows=type(manifest.rows).from_pylist(rows, manifest.rows.schema))
+    with pytest.raises(TraceError, match=r"samples\.parquet .*row 1000000"):
+        read_samples(store, wrong, manifest.ids[:1])
 
 
-@pytest.mark.parametrize("rows", [np.array([True, False]), [2**70], [0.0]])
-def test_rows_of_a_manifest_must_be_integers(store, rows):
-    sealed_r3(store, make_samples())
-    with pytest.raises(TraceError, match=r"step 0: rows of type .*, expected row numbers"):
-        open_manifest(store, 0).select(rows)
+def test_a_step_without_routes_has_none_to_read(store):
+    samples = without_routes(make_samples())
+    write_shard(store, 0, 0, new_write_id(), samples, None, None)
+    manifest = seal(store, 0, 1, lambda _: [sample.id for sample in samples], 0).all()
+    assert manifest.geometry is None
+    assert manifest.rows["routes"].null_count == manifest.rows["rows_valid"].null_count == 6
+    with pytest.raises(TraceError, match="no routes"):
+        read_routes(store, manifest, manifest.ids)
 
 
-def test_ids_may_come_from_an_iterator(store):
-    manifest = sealed_r3(store, make_samples())
-    assert [sample.id for sample in read_samples(store, manifest, iter(manifest.ids))] == (
-        manifest.ids
+def test_files_of_a_later_minor_version_may_have_other_columns_and_keys(store, tmp_path):
+    """Readers ignore what they do not know. A file of another major version or role is refused."""
+    samples = make_samples()
+    manifest = sealed_r3(store, samples)
+    assert GEOMETRY.layers == manifest.geometry.layers
+    number = next(i for i, file in enumerate(manifest.files) if file.role == "samples")
+    routes = next(file for file in manifest.files if file.role == "routes")
+    wrong = replace(manifest.files[number], key=routes.key, size=routes.size, sha256=routes.sha256)
+    wrong = replace(
+        wrong, footer_size=routes.footer_size, footer_sha256=routes.footer_sha256, role="samples"
     )
-    assert list(read_routes(store, manifest, iter(manifest.ids))) == manifest.ids
+    files = [*manifest.files[:number], wrong, *manifest.files[number + 1 :]]
+    with pytest.raises(TraceError, match=f"{routes.key} .*a routes file"):
+        read_samples(store, replace(manifest, files=tuple(files)), manifest.ids)

@@ -6,6 +6,10 @@ from typing import get_args
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from pipeline.traces.format.codec import PLANES, coding
+from pipeline.traces.read.parts import read_part
+from pipeline.traces.write.routes_file import RoutesFile
+from pipeline.traces.write.segments import SegmentWriter
 
 from pipeline.config.tree import Rollout
 from pipeline.traces import (
@@ -19,10 +23,6 @@ from pipeline.traces import (
     seal,
     write_shard,
 )
-from pipeline.traces.format.codec import PLANES, coding
-from pipeline.traces.read.parts import read_part
-from pipeline.traces.write.routes_file import RoutesFile
-from pipeline.traces.write.segments import SegmentWriter
 from tests.memory_store import MemoryStore
 from tests.samples import GEOMETRY, R3, make_samples, random_sets
 

@@ -17,7 +17,7 @@ from pipeline.traces import (
 from pipeline.traces.format.domain import check_sample
 from pipeline.traces.write.writer import write_samples
 from pipeline.upkeep.verify import verify
-from retrace import Geometry, Provenance, Routes, Sample, TraceError, VersionSpan
+from retrace.traces import Geometry, Provenance, Routes, Sample, TraceError, VersionSpan
 from tests.memory_store import MemoryStore
 
 GEOMETRY = Geometry(experts=8, topk=2, layers=(0, 3))
@@ -30,7 +30,7 @@ DEEP = functools.reduce(lambda inner, _: {"a": inner}, range(100_000), {})
 
 def sample(**changes):
     """Return a valid sample with these changes, which may make it invalid."""
-    made = retrace.new_sample(0, "17", 0, [1, 2], [3, 4], EXPERTS)
+    made = retrace.traces.new_sample(0, "17", 0, [1, 2], [3, 4], EXPERTS)
     return replace(made, **changes)
 
 
@@ -144,7 +144,7 @@ def test_new_sample_names_values_outside_of_the_domain(changes, says):
         "experts": EXPERTS,
     }
     with pytest.raises(TraceError) as refused:
-        retrace.new_sample(**arguments | changes)
+        retrace.traces.new_sample(**arguments | changes)
     assert says in str(refused.value)
     assert str(refused.value).isprintable()
 
@@ -152,16 +152,16 @@ def test_new_sample_names_values_outside_of_the_domain(changes, says):
 def test_long_values_are_cut_off_in_messages():
     for changes in ({"id": "a" * 1_000}, {"group": "a" * 1_000}, {"branch_of": "a" * 1_000}):
         with pytest.raises(TraceError) as refused:
-            retrace.write_step(MemoryStore(), 0, [sample(**changes)], GEOMETRY, R3)
+            retrace.traces.write_step(MemoryStore(), 0, [sample(**changes)], GEOMETRY, R3)
         assert "a" * 100 + "..." in str(refused.value)
         assert "a" * 101 not in str(refused.value)
 
 
 @pytest.mark.parametrize("number", [10**100 - 1, 10**99, 1 - 10**99])
 def test_an_integer_of_100_characters_is_written_and_read(number):
-    made = retrace.new_sample(0, "17", 0, [1, 2], [3, 4], EXPERTS, extras={"a": number})
+    made = retrace.traces.new_sample(0, "17", 0, [1, 2], [3, 4], EXPERTS, extras={"a": number})
     store = MemoryStore()
-    retrace.write_step(store, 0, [made], GEOMETRY, R3)
+    retrace.traces.write_step(store, 0, [made], GEOMETRY, R3)
     assert read_samples(store, read_manifest(store, 0), [made.id])[0].extras == {"a": number}
     assert verify(store).problems == []
 
@@ -173,7 +173,7 @@ def test_new_sample_accepts_output_of_engines_and_scripts():
         def __array__(self, dtype=None, copy=None):
             return np.array([3, 4], np.int64)
 
-    made = retrace.new_sample(
+    made = retrace.traces.new_sample(
         3,
         "17",
         1,
@@ -195,7 +195,7 @@ def test_new_sample_accepts_output_of_engines_and_scripts():
 
 def test_only_rows_of_minus_one_are_unknown():
     experts = np.concatenate([EXPERTS[:1], UNKNOWN[:1], EXPERTS[2:]])
-    made = retrace.new_sample(0, "17", 0, [1, 2], [3, 4], experts)
+    made = retrace.traces.new_sample(0, "17", 0, [1, 2], [3, 4], experts)
     assert made.routes.valid_T.tolist() == [True, False, True]
 
 
@@ -245,25 +245,25 @@ def test_policy_versions_may_be_numpy_integers(step):
     """They are stored as plain integers."""
     store = MemoryStore()
     spans = [VersionSpan(np.int64(3), np.uint8(0), np.int32(1)), VersionSpan(np.int16(3), 1, 2)]
-    made = retrace.new_sample(step, "17", 0, [1, 2], [3, 4], EXPERTS, versions=spans)
+    made = retrace.traces.new_sample(step, "17", 0, [1, 2], [3, 4], EXPERTS, versions=spans)
     made_by = Provenance("R3", np.int64(3), "sglang 0.5.15")
     write_shard(store, step, 0, "0123abcd", [made], GEOMETRY, made_by)
-    retrace.seal(store, step, 1, lambda _: [made.id], policy_version=np.int64(3))
+    retrace.traces.seal(store, step, 1, lambda _: [made.id], policy_version=np.int64(3))
     found = read_manifest(store, 0)
     assert (found.provenance, found.policy_versions) == (Provenance("R3", 3, "sglang 0.5.15"), (3,))
-    (back,) = retrace.read_samples(store, found, found.ids)
+    (back,) = retrace.traces.read_samples(store, found, found.ids)
     assert back.version_spans == (VersionSpan(3, 0, 1), VersionSpan(3, 1, 2))
 
 
 def write_one_by_one(store, samples):
-    with retrace.ShardWriter(store, 0, 0, "0123abcd", GEOMETRY, R3, 1) as writer:
+    with retrace.traces.ShardWriter(store, 0, 0, "0123abcd", GEOMETRY, R3, 1) as writer:
         for one in samples:
             writer.add(one)
         writer.commit()
 
 
 WRITERS = {
-    "step": lambda store, samples: retrace.write_step(store, 0, samples, GEOMETRY, R3),
+    "step": lambda store, samples: retrace.traces.write_step(store, 0, samples, GEOMETRY, R3),
     "shard": lambda store, all: write_shard(store, 0, 0, "0123abcd", all, GEOMETRY, R3),
     "writer": write_one_by_one,
 }
@@ -276,7 +276,7 @@ def test_a_sample_outside_of_the_domain_leaves_the_store_untouched(write, change
     written."""
     store = MemoryStore()
     wrong = sample(**changes)
-    right = retrace.new_sample(0, "9", 0, [1, 2], [3, 4], EXPERTS)
+    right = retrace.traces.new_sample(0, "9", 0, [1, 2], [3, 4], EXPERTS)
     with pytest.raises(TraceError) as refused:
         write(store, [right, wrong])
     assert says in str(refused.value)
@@ -323,7 +323,7 @@ def test_a_step_outside_of_the_domain_leaves_the_store_untouched(changes, says):
     store = MemoryStore()
     arguments = {"step": 0, "samples": [sample()], "geometry": GEOMETRY, "provenance": R3}
     with pytest.raises(TraceError) as refused:
-        retrace.write_step(store, **arguments | changes)
+        retrace.traces.write_step(store, **arguments | changes)
     assert says in str(refused.value)
     assert store.objects == {}
 
@@ -361,26 +361,26 @@ def test_a_shard_outside_of_the_domain_leaves_the_store_untouched(changes, says)
 def test_the_sizes_of_a_writer_are_checked(changes, says):
     arguments = {"group_size": 1, "memory_bytes": 0} | changes
     with pytest.raises(TraceError, match=says):
-        retrace.ShardWriter(MemoryStore(), 0, 0, "0123abcd", GEOMETRY, R3, **arguments)
+        retrace.traces.ShardWriter(MemoryStore(), 0, 0, "0123abcd", GEOMETRY, R3, **arguments)
 
 
 def test_a_sample_after_finish_and_a_maker_other_than_json_are_refused():
     store = MemoryStore()
-    with retrace.ShardWriter(store, 0, 0, "0123abcd", GEOMETRY, R3, 1) as writer:
+    with retrace.traces.ShardWriter(store, 0, 0, "0123abcd", GEOMETRY, R3, 1) as writer:
         writer.add(sample())
         with pytest.raises(TraceError, match=r"maker: .* is not JSON"):
             writer.commit({"worker": object()})
         assert store.objects == {}
         writer.finish()
         with pytest.raises(TraceError, match="000000/18/0 added after finish"):
-            writer.add(retrace.new_sample(0, "18", 0, [1, 2], [3, 4], EXPERTS))
+            writer.add(retrace.traces.new_sample(0, "18", 0, [1, 2], [3, 4], EXPERTS))
         assert writer.commit().ours
 
 
 def test_versions_of_policies_may_be_numpy_integers():
     store = MemoryStore()
     policies = {np.int64(0): "00" * 32}
-    found = retrace.write_step(store, 0, [sample()], GEOMETRY, R3, policies=policies)
+    found = retrace.traces.write_step(store, 0, [sample()], GEOMETRY, R3, policies=policies)
     assert found.head.policies == {0: "00" * 32}
 
 
@@ -391,7 +391,7 @@ def test_a_branch_needs_its_first_sequence_in_the_shard():
         with pytest.raises(TraceError, match="missing first sequences of branches: 000000/17/0"):
             write(store, [branch])
     assert store.objects == {}
-    assert retrace.write_step(store, 0, [branch, sample()], GEOMETRY, R3).samples == 2
+    assert retrace.traces.write_step(store, 0, [branch, sample()], GEOMETRY, R3).samples == 2
 
 
 TRAINING = [
@@ -412,7 +412,7 @@ TRAINING = [
 @pytest.mark.parametrize(("changes", "of_set", "says"), TRAINING, ids=range(len(TRAINING)))
 def test_a_trainers_routes_outside_of_the_domain_leave_the_store_untouched(changes, of_set, says):
     store = MemoryStore()
-    retrace.write_step(store, 0, [replace(sample(), routes=None)], None, None)
+    retrace.traces.write_step(store, 0, [replace(sample(), routes=None)], None, None)
     manifest = replace(read_manifest(store, 0), training=True)
     arguments = {
         "stage": 0,
@@ -435,7 +435,7 @@ def test_validation_samples_have_separate_ids():
     validated = sample(id="val-000000/17/0", group="val-000000/17", routes=None)
     write_samples(store, "validations/000000/00000.0123abcd.samples.parquet", [validated])
     with pytest.raises(TraceError, match="its id contains step val-000000"):
-        retrace.write_step(MemoryStore(), 0, [validated], None, None)
+        retrace.traces.write_step(MemoryStore(), 0, [validated], None, None)
 
 
 def test_a_step_of_an_interrupted_writer_can_be_sealed():
@@ -444,9 +444,11 @@ def test_a_step_of_an_interrupted_writer_can_be_sealed():
     made: Sample = sample()
     write_shard(store, 0, 0, "0123abcd", [made], GEOMETRY, R3)
     with pytest.raises(TraceError, match="already exists, but a step is written once") as error:
-        retrace.write_step(store, 0, [made], GEOMETRY, R3)
+        retrace.traces.write_step(store, 0, [made], GEOMETRY, R3)
     call = str(error.value).partition(" complete the step with ")[2]
-    sealed = eval(call, {"seal": retrace.seal, "open_shard": retrace.open_shard, "store": store})
+    sealed = eval(
+        call, {"seal": retrace.traces.seal, "open_shard": retrace.traces.open_shard, "store": store}
+    )
     assert sealed.all().ids == [made.id]
     with pytest.raises(TraceError, match="it already exists, and a step is written once"):
-        retrace.write_step(store, 0, [made], GEOMETRY, R3)
+        retrace.traces.write_step(store, 0, [made], GEOMETRY, R3)

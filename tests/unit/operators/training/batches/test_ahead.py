@@ -10,8 +10,8 @@ import pytest
 from operators.training.batches.ahead import Ahead
 from operators.training.batches.layout import LayoutRules, make_layout
 from operators.training.batches.micro_batch import Slice
-from operators.training.batches.zigzag import ALL
 from operators.training.passes.share import lay_out_share, make_replayers
+from operators.zigzag import ALL
 from pipeline.store import StoreError
 from tests.unit.operators.training.batches.test_layout import GEOMETRY, coded_routes, make_sample
 
@@ -42,10 +42,7 @@ def arrive(data, routes, ids):
 
 
 def test_a_micro_batch_is_laid_out_from_only_its_own_samples_and_routes(step):
-    """No samples are read when the share and its replayers are created.
-
-    When a micro-batch is laid out, samples of other micro-batches may still be missing.
-    """
+    """No samples are read when the share and its replayers are created."""
     rank, data, mini_batch, ids = step
     routes = {}
     batches = lay_out_share(rank, data, mini_batch, routes)
@@ -56,17 +53,6 @@ def test_a_micro_batch_is_laid_out_from_only_its_own_samples_and_routes(step):
             batches[number]
         arrive(data, routes, ids[number])
         assert batches[number].response.ids == ids[number]
-
-
-def test_a_micro_batch_is_laid_out_once_in_a_pass(step):
-    """Virtual pipeline stages, the replayer of every layer and the loss all access the
-    micro-batch."""
-    rank, data, mini_batch, ids = step
-    routes = {}
-    arrive(data, routes, sum(ids, ()))
-    batches = lay_out_share(rank, data, mini_batch, routes)
-    assert batches[1] is batches[1]
-    assert [batch.response.ids for batch in batches] == ids
 
 
 class Loader:
@@ -134,11 +120,3 @@ def test_a_prepared_step_that_is_never_taken_is_closed():
     assert loader.loaded.wait(LIMIT_S)
     ahead.close()
     assert loader.closed == [4]
-
-
-def test_closing_does_not_wait_for_a_step_that_is_never_sealed():
-    loader = Loader()
-    ahead = Ahead(loader.load, loader.is_sealed)
-    ahead.prepare(4)
-    ahead.close()
-    assert not loader.loads

@@ -9,13 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from operators.training.batches.balance import bins, cut_evenly
-from operators.training.batches.layout import (
-    LENGTH_MULTIPLE,
-    LayoutRules,
-    MicroRows,
-    make_layout,
-)
+from operators.training.batches.balance import bins
+from operators.training.batches.layout import LENGTH_MULTIPLE, LayoutRules, MicroRows, make_layout
 from operators.training.batches.micro_batch import (
     NATIVE,
     PADDING,
@@ -25,7 +20,7 @@ from operators.training.batches.micro_batch import (
     lay_out,
     take_up,
 )
-from operators.training.batches.zigzag import Zigzag, sequence_multiple
+from operators.zigzag import Zigzag, sequence_multiple
 from pipeline.model.geometry import Geometry
 from pipeline.traces.format.types import Routes, Sample, TraceError, VersionSpan
 
@@ -177,22 +172,6 @@ def test_rows_are_only_as_wide_as_their_samples_require(step, rules):
             assert need <= width < max(need, 1) + multiple
 
 
-@given(st.lists(st.integers(0, 50), min_size=1, max_size=12), st.integers(1, 5))
-@settings(max_examples=200, deadline=None)
-def test_contiguous_parts_are_as_even_as_possible(lengths, parts):
-    """In every other division of the sequence, the longest part is at least as long."""
-    lengths_N = np.array(lengths)
-    found = cut_evenly(lengths_N, parts)
-    assert [i for part in found for i in range(len(lengths))[part]] == list(range(len(lengths)))
-    assert len(found) == parts
-    longest = max(int(lengths_N[part].sum()) for part in found)
-    best = min(
-        max(int(lengths_N[a:b].sum()) for a, b in itertools.pairwise([0, *cuts, len(lengths)]))
-        for cuts in itertools.combinations_with_replacement(range(len(lengths) + 1), parts - 1)
-    )
-    assert longest == best
-
-
 @given(st.lists(st.integers(0, 50), max_size=30), st.integers(1, 6), st.none() | st.just(5))
 @settings(max_examples=200, deadline=None)
 def test_bins_hold_each_sample_once_and_are_nearly_even(lengths, count, most):
@@ -247,33 +226,6 @@ def test_layout_is_a_pure_function_and_its_mini_batches_do_not_depend_on_ranks(s
         assert sorted(together) == [row for rows in ends for row in rows]  # each rank has one range
 
 
-@given(st.integers(2, 8), st.integers(1, 6), st.integers(0, 5))
-@settings(max_examples=50, deadline=None)
-def test_a_ranks_samples_are_close_together_in_the_manifest(data_parallel, batches, seed):
-    """Over all mini-batches of a step, a rank's rows form one range of the manifest, with gaps only
-    near the ends of the range. The number of other ranks' rows that the rank also fetches therefore
-    does not grow with the size of the step."""
-    groups, n = 60 * data_parallel, 4
-    groups_N = np.repeat(np.arange(groups), n)
-    rules = LayoutRules(seed, -(-groups // batches), 4, 1, data_parallel)
-    layout = make_layout(0, groups_N, np.full(len(groups_N), 9), rules)
-    for rank in range(data_parallel):
-        rows = layout.rows(rank)
-        spread = rows.max() - rows.min() + 1
-        assert spread <= len(rows) + 2 * batches * n
-
-
-def test_padded_micro_batches_combine_samples_of_similar_length():
-    """Each micro-batch is as wide as its longest sample, so sorting by length saves padding."""
-    lengths_N = np.array([8, 64, 16, 56, 24, 48, 32, 40])
-    rules = LayoutRules(
-        data_parallel=1, mini_batch_groups=8, epochs=1, seed=1, micro_batch_samples=2, packed=False
-    )
-    [batch] = make_layout(0, np.arange(8), lengths_N, rules).mini_batches
-    widths = [micro.shape[1] for micro in batch.shares[0]]
-    assert sorted(widths) == [16, 32, 48, 64]
-
-
 def test_step_seed_and_epoch_change_the_order():
     """Otherwise the same samples would be in the same mini-batch each time."""
     groups_N, lengths_N = np.arange(32), np.full(32, 5)
@@ -291,11 +243,6 @@ def test_the_layout_of_a_known_step_never_changes():
     layout = make_layout(3, np.arange(12), np.full(12, 5), LayoutRules(1, 4, 2, 1, 2))
     found = [[m.rows for m in share] for batch in layout.mini_batches for share in batch.shares]
     assert found == [[(2, 4)], [(8, 9)], [(1, 3)], [(7, 10)], [(0, 5)], [(6, 11)]]
-
-
-def test_a_step_without_samples_is_refused():
-    with pytest.raises(ValueError, match="step 3: the manifest has no samples"):
-        make_layout(3, np.arange(0), np.arange(0), LayoutRules(1, 8, 4, 2, 1))
 
 
 shapes = st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9)), max_size=4)
@@ -322,10 +269,7 @@ def placed(samples, packed, slices=1, context=1, batch=None):
 @given(shapes, st.booleans(), st.integers(1, 3), st.integers(1, 3), st.data())
 @settings(max_examples=200, deadline=None)
 def test_tokens_and_routes_cannot_drift_apart(shapes, packed, slices, context, data):
-    """Each token's route encodes its id. After layout, the recorded set for a router's row still
-    encodes the id of the row's token, for every slice of the sequence and every context-parallel
-    rank. The test would fail if routes were shifted by a token or layer, or if two samples were
-    swapped. Each response token is on exactly one rank, with its own label."""
+    """Each token's route encodes its id."""
     samples = {f"{i}/0/0": make_sample(f"{i}/0/0", *shape) for i, shape in enumerate(shapes)}
     valid = {
         id: np.array(
@@ -491,8 +435,7 @@ def test_recorded_routes_are_returned_for_each_sample(packed, context):
 @pytest.mark.parametrize("slices", [1, 2, 4])
 @pytest.mark.parametrize("context", [1, 2, 3])
 def test_a_rank_holds_the_same_positions_of_a_sample_as_of_its_row(context, slices):
-    """R2 stores, for each sample, the positions that each context-parallel rank has seen. Each row
-    is also divided among the tensor-parallel ranks."""
+    """R2 stores, for each sample, the positions that each context-parallel rank has seen."""
     samples = {f"{i}/0/0": make_sample(f"{i}/0/0", 1 + i, 3 * i) for i in range(9)}
     rules = LayoutRules(0, 99, None, 1, 1, 1, slices, context, packed=True)
     lengths = np.array([len(s.tokens_S) - 1 for s in samples.values()])
@@ -528,14 +471,6 @@ def test_values_of_response_tokens_are_joined_and_split_for_each_sample(context)
     assert all((again[id] == values[id]).all() for id in samples)
 
 
-def test_a_micro_batch_without_samples_is_only_padding():
-    batch = lay_out(MicroRows((), (), (1, 16), True), {}, Contents({}))
-    assert batch.padding_BM.all()
-    assert batch.ends.tolist() == [0, 8, 16]
-    assert len(batch.response.labels_T) == 0
-    assert batch.response.split(np.empty(0, np.float32)) == {}
-
-
 @pytest.mark.parametrize(
     ("reason", "without", "counts"),
     [
@@ -569,15 +504,6 @@ def test_routes_with_an_incorrect_number_of_rows_are_refused():
         wrong = Routes(routes.sets_TLK[change], routes.valid_T[change])
         with pytest.raises(TraceError, match="sample 0/0/0: routes have shape"):
             lay_out(*placed(contents[0], False), Contents(*contents, {"0/0/0": wrong}, GEOMETRY))
-
-
-def test_padding_is_not_one_constant_token():
-    """Padding repeats the text, because a constant token would always select the same experts."""
-    sample = make_sample("0/0/0", 4, 4)
-    where = MicroRows((0,), (0,), (2, 32), False)
-    batch = lay_out(where, {0: "0/0/0"}, Contents({"0/0/0": sample}))
-    assert len(set(batch.tokens_BM[0, 7:])) > 1
-    assert len(set(batch.tokens_BM[1])) > 1
 
 
 def test_a_sample_too_long_for_a_micro_batch_is_refused():

@@ -33,13 +33,3 @@ def test_boxes_cover_the_range_in_order(case):
     assert found == list(range(begin, end))
     assert all(box.numel > 0 for box in boxes)
     assert len(boxes) <= 2 * len(shape) - 1
-
-
-def test_a_range_of_rows_is_one_box():
-    (box,) = boxes_of((6, 4), 8, 20)
-    assert (box.offset, box.shape) == ((2, 0), (3, 4))
-
-
-def test_a_range_across_rows_has_two_ends_and_a_middle_part():
-    boxes = [(box.offset, box.shape) for box in boxes_of((6, 4), 3, 17)]
-    assert boxes == [((0, 3), (1, 1)), ((1, 0), (3, 4)), ((4, 0), (1, 1))]

@@ -27,38 +27,27 @@ class TestCheckpointLayout:
         refuse_other_layout(7, self.saved, {**self.saved, **sizes})
 
     @pytest.mark.parametrize(
-        ("change", "parts"),
+        ("change", "part"),
         [
-            (
-                {"expert": 2, "distributed_optimizer": False},
-                "expert_model_parallel_size 1, but this attempt has 2",
-            ),
+            ({"expert": 2, "distributed_optimizer": False}, "expert_model_parallel_size 1, .* 2"),
             ({"distributed_optimizer": False}, "use_distributed_optimizer True"),
             ({"dtype": "float32"}, "dtype bfloat16"),
         ],
     )
-    def test_a_layout_to_which_optimizer_state_cannot_be_converted_is_refused(self, change, parts):
-        with pytest.raises(InputError, match=r"checkpoint of policy 7 .* start a new run") as error:
+    def test_a_layout_to_which_optimizer_state_cannot_be_converted_is_refused(self, change, part):
+        with pytest.raises(InputError, match=f"checkpoint of policy 7 .*{part}"):
             refuse_other_layout(7, self.saved, {**self.saved, **change})
-        assert parts in str(error.value)
 
-    @pytest.mark.parametrize("lost", ["distributed_optimizer", "dtype", "expert"])
-    def test_a_layout_without_a_size_that_restricts_loading_is_damaged(self, lost):
-        """The expert-parallel size matters only without the distributed optimizer."""
-        here = {**self.saved, "distributed_optimizer": lost != "expert"}
-        saved = {name: value for name, value in here.items() if name != lost}
-        with pytest.raises(
-            CorruptObjectError,
-            match=rf"000007/checkpoint\.json: found a layout without {lost}, .*; remove",
-        ):
-            refuse_other_layout(7, saved, here)
+    def test_a_layout_without_a_size_that_restricts_loading_is_damaged(self):
+        saved = {name: value for name, value in self.saved.items() if name != "dtype"}
+        with pytest.raises(CorruptObjectError, match=r"000007/checkpoint\.json: .*dtype"):
+            refuse_other_layout(7, saved, self.saved)
 
 
-@pytest.mark.parametrize("other", [keys.policy(1), keys.validation(0, 1), keys.run_json()])
-def test_a_commit_of_another_kind_is_refused(tmp_path, other):
+def test_a_commit_of_another_kind_is_refused(tmp_path):
     store = MemoryStore()
     whole_run(store, tmp_path)
     assert read_checkpoint(store, 1)["version"] == 1
-    store.objects[keys.checkpoint(1)] = store.objects[other]
-    with pytest.raises(CorruptObjectError, match=r"checkpoint\.json in memory.*remove this checkp"):
+    store.objects[keys.checkpoint(1)] = store.objects[keys.policy(1)]
+    with pytest.raises(CorruptObjectError, match=r"checkpoint\.json in memory"):
         read_checkpoint(store, 1)

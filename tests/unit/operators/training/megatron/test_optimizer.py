@@ -103,14 +103,6 @@ def transformer_engine(monkeypatch):
 
 
 class TestOptions:
-    def test_the_defaults_are_passed_to_megatron(self):
-        ddp, adam = ddp_config(actor()), optimizer_config(actor())
-        assert ddp.grad_reduce_in_fp32
-        assert ddp.use_distributed_optimizer
-        assert not ddp.overlap_grad_reduce
-        assert adam.bf16
-        assert not adam.use_precision_aware_optimizer
-
     def test_overrides_reach_megatron(self):
         options = {"adam_eps": 1e-7, "optimizer_cpu_offload": True, "optimizer_offload_fraction": 1}
         settings = actor(
@@ -131,11 +123,6 @@ class TestOptions:
         assert adam.main_grads_dtype == {"fp32": torch.float32, "bf16": torch.bfloat16}[gradients]
         assert ddp_config(settings).grad_reduce_in_fp32 == (gradients == "fp32")
 
-    def test_an_option_that_megatron_refuses_raises_an_error(self, transformer_engine, monkeypatch):
-        monkeypatch.setattr(FusedAdam, "__init__", lambda self, params: None)
-        with pytest.raises(InputError, match="optim: Megatron-core refuses the options: Current"):
-            optimizer_config(actor(PRECISE))
-
     def test_a_rank_on_the_cpu_refuses_options_that_need_cuda(self):
         with pytest.raises(InputError, match="use_precision_aware_optimizer: found True, but"):
             wrap_for_training([], SimpleNamespace(), actor(PRECISE))
@@ -153,7 +140,7 @@ class TestOptions:
             def broadcast_params(self):
                 pass
 
-        monkeypatch.setattr(module.cpu_megatron, "ON_CPU", False)
+        monkeypatch.setattr(module.without_cuda, "ON_CPU", False)
         monkeypatch.setattr(module, "DistributedDataParallel", Wrapped)
         made = SimpleNamespace(scale_loss=None)
         monkeypatch.setattr(module, "get_megatron_optimizer", lambda config, chunks: made)

@@ -7,8 +7,8 @@ from unittest.mock import MagicMock
 import pytest
 
 from operators.training.batches.micro_batch import Slice
-from operators.training.batches.zigzag import Zigzag
 from operators.training.megatron.parallel import RankPosition
+from operators.zigzag import Zigzag
 
 
 def positions(sequence_parallel: bool) -> list[RankPosition]:
@@ -34,10 +34,7 @@ def positions(sequence_parallel: bool) -> list[RankPosition]:
 
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 def test_everything_is_reported_once(sequence_parallel: bool):
-    """One rank reports samples, and one rank for each part of the sequences reports tokens.
-
-    Rows are reported for each stage, by one of the ranks that have the same rows.
-    """
+    """One rank reports samples, and one rank for each part of the sequences reports tokens."""
     ranks = positions(sequence_parallel)
     samples = [rank for rank in ranks if rank.speaks_for_samples]
     tokens = [rank for rank in ranks if rank.speaks_for_tokens]

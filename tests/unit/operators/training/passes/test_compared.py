@@ -10,7 +10,7 @@ import torch
 
 from operators.training.passes import advantages
 from operators.training.passes.compared import compare
-from operators.training.passes.corrected import correct_samples, known_logprobs
+from operators.training.passes.corrected import correct_samples
 from pipeline.config.algorithm import Algorithm
 from pipeline.rl.estimators import types as estimators
 from pipeline.rl.loss_table import LOSSES
@@ -121,11 +121,6 @@ def test_bypass_mode_replaces_unknown_logprobs_of_the_engine():
     rank, data = inputs(ENGINE, bypass_mode=True)
     found = compare(rank, data, None, None)
     assert [of_G.tolist() for of_G in found.old.values()] == [[-1, -2, -3], [-1, 0, -3]]
-
-
-def test_logprobs_that_are_not_finite_become_0():
-    found = known_logprobs({"a": np.array([np.nan, np.inf, -np.inf, -1.5], np.float32)})
-    assert found["a"].tolist() == [0, 0, 0, -1.5]
 
 
 @pytest.mark.parametrize("bypass", [False, True])

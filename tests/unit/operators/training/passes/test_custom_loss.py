@@ -1,7 +1,6 @@
 """A user's loss: the tokens and settings that it receives, and the results that are accepted."""
 
 import signal
-import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -50,11 +49,6 @@ def test_an_exception_names_step_function_and_samples():
     assert f"({IDS[0]} to {IDS[-1]})" in text
 
 
-def test_an_exit_names_step_function_and_samples():
-    text = failure(lambda tokens, settings: sys.exit("no gain"))
-    assert text.startswith(" raised SystemExit: no gain, for 61 tokens of 6 samples ")
-
-
 def test_a_signal_during_the_loss_ends_the_rank():
     def stopped(tokens, settings):
         signal.raise_signal(signal.SIGTERM)
@@ -72,48 +66,32 @@ def test_a_signal_during_the_loss_ends_the_rank():
 @pytest.mark.parametrize(
     ("made", "text"),
     [
-        (lambda t: t.logprobs_T, " returned Tensor, expected a PolicyLoss "),
+        (lambda t: t.logprobs_T, " returned Tensor"),
         (lambda t: PolicyLoss(t.logprobs_T.mean(), {}), " returned loss_T of shape ()"),
         (lambda t: PolicyLoss(0.5, {}), " returned loss_T of type float"),
-        (
-            lambda t: PolicyLoss(t.logprobs_T, {"x": t.old_T[1:]}),
-            " returned x of shape (60,), expected a tensor with a number for each of 61 tokens",
-        ),
-        (lambda t: PolicyLoss(t.logprobs_T, None), " returned reports None, expected a dict of"),
-        (lambda t: PolicyLoss(t.logprobs_T, {1: t.old_T}), " returned reports {1: tensor("),
+        (lambda t: PolicyLoss(t.logprobs_T, {"x": t.old_T[1:]}), " returned x of shape (60,)"),
+        (lambda t: PolicyLoss(t.logprobs_T, None), " returned reports None"),
         (lambda t: PolicyLoss(t.old_T, {}), " returned a loss without a gradient"),
-        (lambda t: PolicyLoss(t.logprobs_T * 1j, {}), " returned loss_T of complex numbers, exp"),
-        (lambda t: PolicyLoss(t.logprobs_T, {"x": t.old_T * 1j}), " returned x of complex numbers"),
-        *[
-            (
-                lambda t, name=name: PolicyLoss(t.logprobs_T, {name: t.old_T}),
-                f" returned reports with the reserved names {name}; rename",
-            )
-            for name in sorted(OWN_REPORTS)
-        ],
+        (lambda t: PolicyLoss(t.logprobs_T * 1j, {}), " returned loss_T of complex numbers"),
+        (lambda t: PolicyLoss(t.logprobs_T, {"kl": t.old_T}), " returned reports with the reserve"),
     ],
 )
 def test_results_without_a_loss_per_token_are_refused(made: Any, text: str):
     assert failure(lambda tokens, settings: made(tokens)).startswith(text)
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_loss_that_is_not_finite_names_the_sample(value: float):
+def test_a_loss_or_report_that_is_not_finite_names_the_sample():
+    text = failure(lambda t, settings: PolicyLoss(t.logprobs_T, {"gain": t.old_T / 0}))
+    assert text.startswith(f", sample {IDS[0]}: gain is -inf")
     tokens = make_tokens(0)
     token = int(torch.nonzero(tokens.mask_T & (tokens.samples.sample_T == 4))[0])
 
     def mine(tokens, settings):
         wrong_T = torch.zeros_like(tokens.old_T)
-        wrong_T[token] = value
+        wrong_T[token] = float("nan")
         return PolicyLoss(tokens.logprobs_T + wrong_T, {})
 
-    text = failure(mine)
-    assert text.startswith(f", sample {IDS[4]}: loss is {value}, expected a finite number (1 of")
-
-
-def test_a_report_that_is_not_finite_names_the_sample():
-    text = failure(lambda t, settings: PolicyLoss(t.logprobs_T, {"gain": t.old_T / 0}))
-    assert text.startswith(f", sample {IDS[0]}: gain is -inf, expected a finite number (")
+    assert failure(mine).startswith(f", sample {IDS[4]}: loss is nan")
 
 
 def test_tokens_that_do_not_count_may_have_any_loss():

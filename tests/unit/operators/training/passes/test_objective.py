@@ -17,7 +17,7 @@ from operators.training.passes.objective import (
 from pipeline.config.actor import Actor
 from pipeline.rl.loss_table import LOSSES
 from pipeline.rl.losses.aggregate import Totals
-from pipeline.rl.losses.reinforce import reinforce
+from pipeline.rl.losses.formulas import reinforce
 from tests.integration.training_replay.sealed import config_of
 from tests.unit.rl.losses.batches import LENGTHS, OneRank, make_tokens
 
@@ -41,8 +41,7 @@ def plain(mode: str, values_T: np.ndarray, sample_T: np.ndarray, mask_T: np.ndar
 @pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize("cuts", [((0, 1, 2, 3, 4, 5),), ((0, 3), (1,), (2, 4, 5))])
 def test_the_loss_is_a_mean_over_the_entire_mini_batch(name: str, mode: str, cuts: Any):
-    """loss_agg_mode is the mode for KL and entropy; the policy loss may have a different mode. Like
-    Megatron, the test divides the sum of the micro-batches' losses by the sum of their divisors."""
+    """loss_agg_mode is the mode for KL and entropy; the policy loss may have a different mode."""
     actor = Actor(
         entropy_coeff=0.3, use_kl_loss=True, kl_loss_coef=0.7, loss_agg_mode=mode, kl_loss_type="kl"
     )
@@ -94,23 +93,6 @@ def test_samples_without_a_token_that_counts_are_left_out_of_means():
             objective, targets, Totals(0, 0), made.logprobs_T, made.entropy_T
         )
         assert (float(loss.detach()), int(divisor)) == (0, 0)
-
-
-def test_a_reference_without_the_kl_loss_changes_nothing():
-    """The reference may be there for the KL in the reward."""
-    made = make_tokens(1)
-
-    def loss(reference_T: torch.Tensor | None) -> tuple[float, set[str]]:
-        targets = Targets(
-            made.mask_T, made.advantages_T, made.old_T, reference_T, None, made.samples, None
-        )
-        objective = Objective(Actor(), LOSSES["vanilla"].function, "token-mean", NORM)
-        found, _, report = loss_and_report(
-            objective, targets, Totals(9, 5), made.logprobs_T, made.entropy_T
-        )
-        return float(found.detach()), {*report}
-
-    assert loss(made.old_T * 1.1) == loss(None)
 
 
 @pytest.mark.parametrize(("factor", "expected"), [(None, 64), (7, 7)])

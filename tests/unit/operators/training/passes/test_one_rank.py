@@ -26,9 +26,9 @@ from operators.training.passes.logprob_pass import (
     recording_pass,
     replaying_pass,
 )
-from operators.training.passes.share import Share, lay_out_share
+from operators.training.passes.share import lay_out_share
 from operators.training.passes.update import gradients, update
-from pipeline.rl.losses.kl import kl_estimate
+from pipeline.rl.kl import kl_estimate
 from tests.unit.operators.training.passes.one_rank import World, norm_of, with_correction, world
 
 TIGHT = {"rollout_rs": "token_k1", "rollout_rs_threshold": "0.7_1.4"}
@@ -100,16 +100,6 @@ def test_every_log_prob_pass_agrees_with_transformers(one: World, data: Any):
         assert np.array_equal(routes.sets_TLK[known], of_engine.sets_TLK[known]), id
 
 
-def test_the_log_probs_of_a_mini_batch_are_those_of_its_samples(one: World, data: Any):
-    (first, *_) = data.layout.mini_batches
-    expected = trainer_logprobs(one, data)
-    ids = [data.ids[row] for row in first.rows(0).tolist()]
-    for routes in (None, data.routes):
-        batches = lay_out_share(one.rank, data, first, routes)
-        found = logprobs_of(one.rank, batches, routes)
-        assert_close(found, {id: expected[id] for id in ids}, atol=2e-5, rtol=0)
-
-
 def test_other_routes_give_other_log_probs(one: World, data: Any):
     """Each sample replays its routes in reverse order."""
     (first, *_) = data.layout.mini_batches
@@ -136,21 +126,6 @@ def test_weights_are_divided_by_the_mean_of_all_ranks(one: World, data: Any, grp
     assert mean != pytest.approx(1.0, rel=1e-3)
     expected = {id: values_G / mean for id, values_G in plain.weights.items()}
     assert_close(divided.weights, expected, rtol=1e-5, atol=1e-6)
-
-
-def test_items_of_a_share_are_made_once_when_they_are_reached():
-    made: list[int] = []
-
-    def make(index: int) -> int:
-        made.append(index)
-        return 10 * index
-
-    share = Share(4, make)
-    assert (len(share), made) == (4, [])
-    assert (share[-1], share[3], share[1:3]) == (30, 30, [10, 20])
-    assert made == [3, 1, 2]
-    with pytest.raises(IndexError):
-        share[4]
 
 
 def test_rejected_tokens_leave_the_loss_mask_and_the_others_are_weighted(
@@ -291,29 +266,6 @@ def test_gradients_of_a_mini_batch_equal_those_of_plain_autograd(one: World, dat
     assert rank.optimizer.get_grad_norm() == pytest.approx(found, rel=1e-6)
 
 
-def test_an_entropy_coefficient_of_1_has_a_gradient(one: World, data: Any, grpo: Any):
-    config = without_others(grpo.config)
-    actor = config.actor_rollout_ref.actor.model_copy(update={"entropy_coeff": 1.0})
-    policy = config.actor_rollout_ref.model_copy(update={"actor": actor})
-    rank = replace(grpo, config=config.model_copy(update={"actor_rollout_ref": policy}))
-    old = trainer_logprobs(one, data)
-    zero = {id: np.zeros_like(values_G) for id, values_G in old.items()}
-    compared = Compared(old, None, advantages=zero, mask=mask_of(data))
-    (first, *_) = data.layout.mini_batches
-    gradients(rank, data, first, compared, data.routes)
-    rank.optimizer.prepare_grads()
-    one.plain.zero_grad()
-    total: Any = 0.0
-    count = 0
-    for id in (data.ids[row] for row in first.rows(0).tolist()):
-        mask_G = torch.from_numpy(compared.mask[id])
-        total = total - one.plain_tokens(data.samples[id])[1][mask_G].sum()
-        count += int(mask_G.sum())
-    (total / count).backward()
-    expected = norm_of(p.grad for p in one.plain.parameters() if p.grad is not None)
-    assert rank.optimizer.get_grad_norm() == pytest.approx(expected, rel=1e-4)
-
-
 def test_an_update_takes_one_step_per_mini_batch(one: World, data: Any, grpo: Any):
     """Runs last of the policy's tests, because it changes the weights."""
     rank = with_correction(grpo, **WEIGHTS)
@@ -452,23 +404,6 @@ class TestCritic:
         critic_gradients(one.rank, critic, data, first, compared, data.routes)
         critic.model.optimizer.prepare_grads()
         assert critic.model.optimizer.get_grad_norm() == pytest.approx(found, rel=1e-6)
-
-    def test_a_loss_of_samples_is_the_sum_of_their_means(self, one: World, data: Any):
-        critic = one.rank.critic
-        assert critic is not None
-        mode = {"loss_agg_mode": "seq-mean-token-mean"}
-        critic = replace(critic, settings=critic.settings.model_copy(update=mode))
-        rank = replace(one.rank, critic=critic)
-        mask = mask_of(data)
-        values = values_pass(rank, critic, data, None).values
-        returns = {id: values_G + 2 for id, values_G in values.items()}
-        compared = Compared({}, None, mask=mask, values=values, returns=returns)
-        (first, *_) = layouts_of(data).updates.mini_batches
-        reports, _ = critic_gradients(rank, critic, data, first, compared, data.routes)
-        samples = sum(mask[data.ids[row]].any() for row in first.rows(0).tolist())
-        assert samples == sum(int(report["divisor"]) for report in reports) > 1
-        found = sum(float(report["vf_loss"]) for report in reports)
-        assert found == pytest.approx(samples * 0.5 * 2**2, rel=1e-4)
 
     def test_an_update_takes_one_step_per_mini_batch(self, one: World, data: Any):
         old = trainer_logprobs(one, data)

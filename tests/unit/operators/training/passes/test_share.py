@@ -58,17 +58,3 @@ def test_ranks_wait_once_for_the_routes_of_a_mini_batch(world: Any):
     assert contents.routes is world.data.routes
     assert contents.geometry is world.rank.geometry
     assert len(made) == 2
-
-
-@pytest.mark.parametrize("routes", [None, {}])
-def test_other_routes_are_not_waited_for(world: Any, routes: Any):
-    """They are those of an R2 pass, which are here already."""
-    lay_out_share(world.rank, world.data, world.batch, routes)
-    assert world.calls == []
-
-
-def test_a_stage_without_moe_layers_waits_for_the_other_ranks(world: Any):
-    world.rank.geometry.layers = ()
-    made = lay_out_share(world.rank, world.data, world.batch, world.data.routes)
-    assert world.calls == ["ranks"]
-    assert made[0][2].routes is made[0][2].geometry is None

@@ -13,10 +13,7 @@ def content(size: int) -> memoryview:
 
 
 def test_tensors_wait_for_space_in_the_buffer():
-    """The tensor that is being written still takes up space in the buffer.
-
-    A tensor that is larger than the buffer waits until the buffer is empty.
-    """
+    """The tensor that is being written still takes up space in the buffer."""
     buffer = TensorBuffer(10, lambda: None)
     buffer.reserve(8)
     buffer.put(content(8))
@@ -58,10 +55,7 @@ def test_the_writer_fails_after_drop():
 
 
 def test_zero_bytes_always_fit():
-    """A rank whose last tensor fills the buffer still takes part in the rounds of other ranks.
-
-    The writing thread does not take another tensor after the last one, so no space becomes free.
-    """
+    """A rank whose last tensor fills the buffer still takes part in the rounds of other ranks."""
 
     def check() -> None:
         pytest.fail("waited")

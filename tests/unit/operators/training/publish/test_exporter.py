@@ -27,10 +27,7 @@ def test_the_owner_is_the_least_loaded_rank_that_holds_the_tensor():
 
 @given(SIZES, st.integers(1, 4), st.integers(1, 2000))
 def test_rounds_fit_into_the_buffer(sizes, ranks, room):
-    """The rounds contain every position once, in order.
-
-    In a round, an owner exports at most `room` bytes or one tensor.
-    """
+    """The rounds contain every position once, in order."""
     owners = [{0: rank} for rank in choose_owners([(size, range(ranks)) for size in sizes])]
     rounds = _rounds(owners, sizes, room)
     assert [position for positions in rounds for position in positions] == list(range(len(sizes)))

@@ -1,7 +1,6 @@
 """A rank's part in comparing policies, and which versions it writes whole or as differences."""
 
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -13,8 +12,6 @@ from pipeline.policies.coding import encode
 from pipeline.policies.fetch import fetch_policy
 from pipeline.policies.versions import read_version, weights_of
 from pipeline.policies.weights import TensorPlace
-from pipeline.run import keys
-from pipeline.run.commit import files_in, read_commit
 from pipeline.store import open_store
 from tests.patience import PATIENCE_S
 from tests.policies import write_policy
@@ -107,10 +104,7 @@ def test_a_rank_sends_all_its_parts_for_a_comparison(publishing):
 
 
 def test_a_versions_bytes_are_kept_until_it_is_uploaded(publishing, tmp_path):
-    """The bytes are kept even if another trainer wrote the next version.
-
-    The version after that one has no base, so this rank writes it whole.
-    """
+    """The bytes are kept even if another trainer wrote the next version."""
     publisher, model, store, background = publishing
     may_upload = threading.Event()
     background.submit("waiting", lambda: may_upload.wait(PATIENCE_S) and None)
@@ -153,17 +147,3 @@ def test_the_version_after_another_writers_commit_is_whole(publishing, tmp_path)
     publish(publishing, 3)
     assert base_of(store, 3) is None
     assert fetched(store, 3, tmp_path / "fetched") == bytes(model.content)
-
-
-def test_metrics_describe_the_export(publishing):
-    """The time covers the whole upload, which a slow job delays here."""
-    _, _, store, background = publishing
-    delay_s = 0.2
-    background.submit("waiting", lambda: time.sleep(delay_s))
-    first, second = publish(publishing, 1).metrics, publish(publishing, 2, change=3).metrics
-    assert first["policy/changed"] is None
-    assert second["policy/changed"] == 3 / SIZE
-    assert first["time/policy_export_s"] >= delay_s
-    for version, metrics in ((1, first), (2, second)):
-        files = files_in(read_commit(store, keys.policy(version)))
-        assert metrics["policy/bytes"] == sum(len(store.read(file.key)) for file in files) > 0

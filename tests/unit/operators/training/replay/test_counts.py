@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from operators.training.batches.micro_batch import REPLAYED, Contents, Slice, lay_out
-from operators.training.batches.zigzag import Zigzag
 from operators.training.errors import ReplayError
 from operators.training.replay.counts import BLOCK, LayerCounts, check_passes, sample_counts_of
+from operators.zigzag import Zigzag
 from tests.unit.operators.training.batches.test_layout import (
     GEOMETRY,
     coded_routes,
@@ -39,8 +39,7 @@ def test_a_pass_that_did_not_replay_all_valid_rows_is_refused():
 @pytest.mark.parametrize(("context", "slices"), [(1, 1), (2, 1), (1, 2), (3, 2)])
 @pytest.mark.parametrize("packed", [False, True])
 def test_each_set_of_a_sample_is_counted_once_over_all_ranks(packed, context, slices):
-    """Each set's first expert determines how the set compares with the router's choice. Every rank
-    counts its own rows, and rows that are not valid are not counted."""
+    """Each set's first expert determines how the set compares with the router's choice."""
     samples = {f"{i}/0/0": make_sample(f"{i}/0/0", 3 + i, 4 + 9 * i) for i in range(3)}
     lengths = {id: len(sample.tokens_S) - 1 for id, sample in samples.items()}
     valid = {id: np.arange(length) != 5 for id, length in lengths.items()}

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from operators.training.replay.counts import BLOCK, OfSample
-from operators.training.replay.health import NOT_REPLAYED, Evidence, WrongRoutes, judge, kl_too_high
+from operators.training.replay.health import Evidence, judge, kl_too_high
 from operators.training.replay.hooks import DIFFERENT, FOREIGN
 from pipeline.rl.mismatch import Mismatch
 
@@ -213,12 +213,3 @@ def test_the_limit_for_the_kl():
     assert not kl_too_high(kl(100_000, 0.19), 0.019)
     assert kl_too_high(kl(100_000, 0.2), 0.019)
     assert kl_too_high(kl(10, float("nan")), 1e-4)
-
-
-def test_a_step_without_replay_has_the_same_metrics():
-    assert NOT_REPLAYED.metrics == dict.fromkeys(Step().health.metrics)
-
-
-def test_a_finding_names_places_and_numbers():
-    finding = WrongRoutes(3, ONE, "response", 40, 1, 30, (0.45, 0.05))
-    assert all(part in str(finding) for part in ("0/3/1", "layer 3", "2.5%", "75.0%", "45.0%"))

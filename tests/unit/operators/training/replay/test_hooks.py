@@ -9,14 +9,7 @@ from megatron.core.transformer.moe.moe_utils import topk_routing_with_score_func
 
 from operators.training.batches.micro_batch import NATIVE, PADDING, REPLAYED
 from operators.training.errors import ReplayError
-from operators.training.replay.hooks import (
-    DIFFERENT,
-    FOREIGN,
-    SAME,
-    Recorder,
-    Replayer,
-    bound,
-)
+from operators.training.replay.hooks import DIFFERENT, FOREIGN, SAME, Recorder, Replayer, bound
 
 ROWS, EXPERTS = 512, 32
 
@@ -50,8 +43,7 @@ OPTIONS = [
 @pytest.mark.parametrize("topk", [4, 8])
 @pytest.mark.parametrize("options", OPTIONS)
 def test_replaying_the_native_choice_changes_no_bit(topk, options):
-    """Weights, routing map and gradients are equal for each score function. As a control, the test
-    shows that sets in id order change the last bits of weights at K=4 and K=8 (never at K=2)."""
+    """Weights, routing map and gradients are equal for each score function."""
     scores = scores_of(0)
     recorder = Recorder(1, 1, torch.uint8)
     with torch.no_grad():
@@ -133,8 +125,7 @@ def test_recorded_sets_are_compared_with_the_native_choice(topk, common, expecte
 
 
 def test_a_recomputation_gets_the_routes_of_its_micro_batch():
-    """In 1F1B, forwards run ahead of recomputations. Forwards and recomputations have separate
-    cursors, and rows are counted once."""
+    """In 1F1B, forwards run ahead of recomputations."""
     sets = [native_sets(scores_of(seed), 4) for seed in range(3)]
     replay = replayer(sets)
 

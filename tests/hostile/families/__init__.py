@@ -1,1 +1,0 @@
-"""The cases, one module per family; `tests.hostile.campaign.all_cases` collects them."""
