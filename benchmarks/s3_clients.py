@@ -105,7 +105,12 @@ class Ours:
         return lambda: self.store.read("large")
 
     def write(self, data: bytes) -> Callable[[], Any]:
-        return lambda: self.store.create(f"write-ours-{next(self.names)}", data)
+        def upload() -> None:
+            with self.store.upload(f"write-ours-{next(self.names)}") as upload:
+                upload.write(data)
+                upload.finish()
+
+        return upload
 
     def puts(self) -> Callable[[], Any]:
         def create() -> None:

@@ -127,11 +127,16 @@ def _refusals(folder: Path, actor: "Actor") -> tuple[str, ...]:
 
     try:
         check_fields(folder, actor)
-    except InputError as error:
-        # The training ranks may have a package that this machine lacks.
+    except (InputError, TypeError) as error:
+        # The training ranks may have Transformer Engine. Without it, Megatron-core either names it
+        # or compares a version that is None.
         missing = importlib.util.find_spec("transformer_engine") is None
-        needs = missing and re.search(r"transformer.?engine|\bte\b", str(error), re.IGNORECASE)
-        return () if needs else error.problems
+        needs = re.search(r"transformer.?engine|\bte\b|and 'Version'", str(error), re.IGNORECASE)
+        if missing and needs:
+            return ()
+        if isinstance(error, InputError):
+            return error.problems
+        raise
     return ()
 
 

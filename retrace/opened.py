@@ -20,6 +20,7 @@ from pipeline.upkeep.policy_list import ListedPolicy, list_policies
 from pipeline.upkeep.run_list import NoRunError, missing_run
 from retrace.sealed import SealedStep, open_step
 from retrace.tokenizer import StagedTokenizer, Tokens
+from retrace.validated import OpenedValidation, open_validation
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,15 @@ class Run:
             for version in self._versions(keys.validations(), keys.validation_plan)
         ]
         return [validation for validation in found if validation is not None]
+
+    def validation(self, version: int) -> OpenedValidation:
+        """Open the finished validation of a policy version, with its answers.
+
+        Raises TraceError if there is none, and the same errors as `metrics`.
+        """
+        self._only_of_a_run("validations")
+        number = check_number(version, MOST, "policy version")
+        return open_validation(self.store, number, self.tokenizer)
 
     def policies(self) -> list[int]:
         """Return the stored policy versions, ascending.

@@ -28,7 +28,7 @@ class MemoryStore:
             raise ObjectExistsError(f"create {key} in {self.uri}: the object already exists")
         self.objects[key] = bytes(data)
 
-    def create_from_file(self, key: str, path: Path) -> None:
+    def upload_file(self, key: str, path: Path) -> None:
         self.create(key, path.read_bytes())
 
     def upload(self, key: str) -> "_Upload":

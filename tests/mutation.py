@@ -63,8 +63,9 @@ EQUIVALENT: dict[str, str] = {
     "neginf=0.0) for id, of_G in logprobs.items()}": "numpy's default for nan is 0.0",
     f"{_PASSES}/critic_passes.py: critic.model.optimizer.zero_grad()  ->  None": "it frees memory: "
     "training_pass sets the gradient buffers to 0, and prepare_grads replaces the gradients",
-    "pipeline/rl/losses/formulas.py: rising_T = (kl_T <= settings.clip_high) | (new_T <= old_T)  ->  "
-    "rising_T = (kl_T <= settings.clip_high) | (new_T < old_T)": "where new_T is old_T, kl_T is 0",
+    "pipeline/rl/losses/formulas.py: rising_T = (kl_T <= settings.clip_high) | (new_T <= old_T)"
+    "  ->  rising_T = (kl_T <= settings.clip_high) | (new_T < old_T)": "kl_T is 0 "
+    "where new_T is old_T",
 }
 """Changes that cannot change a result, as printed, each with the reason."""
 

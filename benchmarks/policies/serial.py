@@ -52,7 +52,7 @@ def publish(store: Store, version: int, folder: Path) -> int:
     for path in sorted(folder.iterdir()):
         weights.append(read_weights(path))
         key = keys.policy_file(version, write_id, path.name)
-        store.create_from_file(key, path)
+        store.upload_file(key, path)
         files.append(DataFile(key, path.stat().st_size, weights[-1].sha256))
     policy = PolicyVersion(version, weights_digest(weights), tuple(files))
     commit_version(store, policy, write_id)

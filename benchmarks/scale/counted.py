@@ -56,17 +56,15 @@ def counted(
         The store and the counts of its requests.
     """
     store, found, lock = S3Store(uri), Requests(), threading.Lock()
-    real = store._client.call
+    root = store.uri.partition("://")[2].partition("/")[2]
 
-    def call(what: str, operation: str, *rest: Any, **named: Any) -> Any:
-        kind = KINDS.get(operation.split()[0], "PUT")
-        folder = what.rpartition(" ")[2].split("/")[0]
+    def count(params: Mapping[str, Any], model: Any, **_: object) -> None:
+        key = str(params.get("Key", params.get("Prefix", "")))
+        folder = key.removeprefix(f"{root}/").split("/")[0]
         with lock:
-            found.counts[int(clock.now), kind, folder, party()] += 1
-        try:
-            return real(what, operation, *rest, **named)
-        finally:
-            clock.sleep(latency_s)
+            found.counts[int(clock.now), KINDS.get(model.name, "PUT"), folder, party()] += 1
 
-    store._client.call = call  # type: ignore[method-assign]
+    with store._client.requests("count requests") as s3:
+        s3.meta.events.register("before-parameter-build.s3", count)
+        s3.meta.events.register("after-call.s3", lambda **_: clock.sleep(latency_s))
     return store, found

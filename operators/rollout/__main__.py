@@ -14,7 +14,6 @@ import signal
 from types import FrameType
 
 from operators.exits import exit_code
-from operators.hanging import watch_store
 from operators.load_errors import LoadError
 from operators.rollout.types import RolloutError
 from operators.rollout.worker import run
@@ -42,7 +41,6 @@ def main() -> int:
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
     signal.signal(signal.SIGTERM, _terminate)
-    watch_store(log.error)
     try:
         need("rollout-cpu", "a rollout worker")
         settle(arguments.run_uri, arguments.attempt)  # before torch is imported

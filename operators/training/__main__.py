@@ -14,7 +14,6 @@ import os
 import sys
 
 from operators.exits import exit_code
-from operators.hanging import watch_store
 from operators.settling import settle
 from operators.training.errors import PeerError, ReplayError, UpdateError
 from pipeline.errors import InputError
@@ -43,7 +42,6 @@ def main() -> int:
         *(UpdateError, ReplayError, PeerError),
         *(TraceError, InputError, StoreError, WaitTimeoutError),
     )
-    watch_store(lambda what: log.error(RANK_FAILED, os.environ["RANK"], what))
     try:
         need("training", "a training rank")
         settle(arguments.run_uri, arguments.attempt)  # before torch is imported

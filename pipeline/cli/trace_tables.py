@@ -9,6 +9,7 @@ from pipeline.traces import Manifest
 from pipeline.upkeep.problems import Report
 from pipeline.upkeep.stats import StepStats
 from retrace import SealedStep, StepSample
+from retrace.validated import OpenedValidation
 
 
 def _share(part: int | None, whole: int) -> str:
@@ -85,6 +86,21 @@ def samples_table(manifest: Manifest, pruned: bool) -> Table:
             _share(row["rows_valid"], row["rows_total"]),
             row["reward_error"] or _number(row["reward"], ".3f"),
             *([row["not_trained"] or ""] if untrained else []),
+        )
+    return table
+
+
+def answers_table(validation: OpenedValidation) -> Table:
+    """Return a table of a validation's answers, one per row."""
+    title = f"validation of policy {validation.version}"
+    table = _table(title, "id", "prompt", "response", "finished by", "reward")
+    for one in validation.samples:
+        table.add_row(
+            one.id,
+            str(len(one.prompt_tokens_P)),
+            str(len(one.response_tokens_G)),
+            one.finish_reason,
+            one.reward_error or _number(one.reward, ".3f"),
         )
     return table
 

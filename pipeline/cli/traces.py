@@ -23,6 +23,7 @@ from pipeline.cli.runs import (
 from pipeline.cli.trace_tables import (
     LESS_NEEDED,
     STATS_NOTE,
+    answers_table,
     sample_lines,
     sample_table,
     samples_table,
@@ -34,6 +35,7 @@ from pipeline.cli.trace_tables import (
 from pipeline.run import keys
 from pipeline.store import Store
 from pipeline.traces import TraceError, used_routes
+from pipeline.traces.format.ids import VALIDATION
 from pipeline.traces.format.manifest import (
     Manifest,
     is_pruned,
@@ -82,7 +84,11 @@ _Step = Annotated[int | None, typer.Option("--step", min=0, metavar="N", help="O
 
 _Form = Literal["npy", "pt", "verl", "slime"]
 
-_SAMPLE_ID = re.compile(r"[0-9]{6}/[^/]+/[0-9]+(?:\.[0-9]+)?")
+_SAMPLE_ID = re.compile(r"(?:val-)?[0-9]{6}/[^/]+/[0-9]+(?:\.[0-9]+)?")
+_Validation = Annotated[
+    int | None,
+    typer.Option("--validation", min=0, metavar="V", help="The answers of policy V's validation."),
+]
 
 
 @app.command(
@@ -92,13 +98,16 @@ _SAMPLE_ID = re.compile(r"[0-9]{6}/[^/]+/[0-9]+(?:\.[0-9]+)?")
         LOOKED_AT_STEPS,
         f"retrace traces ls {_RUN}",
         f"retrace traces ls {_RUN} --step 3",
+        f"retrace traces ls {_RUN} --validation 8",
     ),
 )
-def list_(run: Run, step: _Step = None, wide: Wide = False) -> None:
-    """List the sealed steps, or the samples of one step."""
+def list_(run: Run, step: _Step = None, validation: _Validation = None, wide: Wide = False) -> None:
+    """List the sealed steps, or the samples of one step or validation."""
     with refusing():
         opened = open_run(run)
-        if step is None:
+        if validation is not None:
+            print_table(answers_table(opened.validation(validation)), wide, LESS_NEEDED)
+        elif step is None:
             found: list[SealedStep] = []
 
             def find(number: int) -> None:
@@ -122,6 +131,7 @@ def list_(run: Run, step: _Step = None, wide: Wide = False) -> None:
         LOOKED,
         f"retrace traces show {_RUN} 000000/1261/0",
         f"retrace traces show {_RUN} 000000/1261/0 --layer 0 --layer 3",
+        f"retrace traces show {_RUN} val-000008/17/0",
     )
 )
 def show(
@@ -144,6 +154,12 @@ def show(
         if _SAMPLE_ID.fullmatch(run) and not _SAMPLE_ID.fullmatch(sample):
             raise TraceError(f"RUN {run!r} is a sample id; give RUN first: show {sample} {run}")
         named = _step_of(sample)
+        if sample.startswith(VALIDATION):
+            answer = open_run(run).validation(named).sample(sample)
+            for line in sample_lines(answer, None):
+                print_(line)
+            print_table(sample_table(answer, ()), wide, LESS_NEEDED)
+            return
         number = named if step is None else step
         found = open_run(run).step(number)
         if sample not in found.manifest.numbers:
@@ -348,4 +364,4 @@ def _step_of(sample: str) -> int:
             f"SAMPLE {sample!r}: not a sample id; expected STEP/PROMPT/NUMBER, such as "
             "000003/17/2; list the ids with: retrace traces ls RUN --step N"
         )
-    return int(sample.split("/")[0])
+    return int(sample.removeprefix(VALIDATION).split("/")[0])

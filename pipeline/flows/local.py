@@ -64,10 +64,11 @@ def run_flow(
     def retrace(config: RunConfig) -> str:
         _keep_sigterm(handler)
         with Artifacts(config.trainer.run_name, display.line) as artifacts:
-            drive(run, claim, display, artifacts, partial(_workers, display))
+            drive(run, claim, display, artifacts, partial(_workers, display, hidden))
         return run.uri
 
     config = inputs.config
+    hidden = int(inputs.model.config["hidden_size"])
     use_settings(config.store)  # the workers inherit these environment variables
     with warnings_of("pipeline.store", display.line):
         display.phase("flow", "trying the reward function")
@@ -92,13 +93,16 @@ def _keep_sigterm(handler: Any) -> None:
 
 @contextlib.contextmanager
 def _workers(
-    display: Display, config: RunConfig, run: StagedRun, attempt: Attempt
+    display: Display, hidden: int, config: RunConfig, run: StagedRun, attempt: Attempt
 ) -> Iterator[Workers]:
-    """Start the workers as processes, and end them after the block."""
+    """Start the workers as processes, and end them after the block.
+
+    `hidden` is the width of the model's hidden states.
+    """
     launch = config.launch
     overlap = config.trainer.max_staleness > 0
     threads = launch.threads_per_worker or threads_per_worker(
-        attempt.rollout_workers, attempt.training_ranks, overlap
+        attempt.rollout_workers, attempt.training_ranks, overlap, hidden
     )
     ranks, engines = attempt.training_ranks, attempt.rollout_workers
     tp = config.actor_rollout_ref.rollout.tensor_model_parallel_size

@@ -1,10 +1,10 @@
 """The comparison of a flow's settings and inputs with the existing run to which it attaches.
 
 The settings and inputs must match those of the run. pipeline.config.identity lists the settings
-that may not change. The content of inputs is compared with the staged files. An input may be
-staged anew as long as no commit depends on it. The parallel layout may change at any start, because a trainer
-starts from a checkpoint, which can be loaded in every layout (`_layout_refused` describes an
-exception).
+that may not change. The content of inputs is compared with the staged files. An input may be staged
+anew as long as no commit depends on it. The parallel layout may change at any start, because a
+trainer starts from a checkpoint, which can be loaded in every layout (`_layout_refused` describes
+an exception).
 """
 
 import hashlib

@@ -193,16 +193,15 @@ def _stage_model(inputs: CheckedInputs) -> dict[str, DataFile]:
             keys.input_file(digest_of(path), name), path.stat().st_size, digest_of(path)
         )
         # The object's key contains the digest, so an existing object has this content.
-        with contextlib.suppress(ObjectExistsError):
-            inputs.store.create_from_file(file.key, path)
+        if inputs.store.size(file.key) is None:
+            inputs.store.upload_file(file.key, path)
         staged[name] = file
     return staged
 
 
 def _stage_table(store: Store, table: PromptTable) -> DataFile:
-    if table.local is not None:
-        with contextlib.suppress(ObjectExistsError):
-            store.create_from_file(table.file.key, table.local.path)
+    if table.local is not None and store.size(table.file.key) is None:
+        store.upload_file(table.file.key, table.local.path)
     return table.file
 
 

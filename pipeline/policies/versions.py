@@ -112,7 +112,7 @@ def publish_policy(store: Store, version: int, folder: Path) -> Committed:
             weights.append(read_weights(path))
         digest = weights[-1].sha256 if path.suffix == SUFFIX else sha256_of_file(path)
         key = keys.policy_file(version, write_id, path.name)
-        store.create_from_file(key, path)
+        store.upload_file(key, path)
         files.append(DataFile(key, path.stat().st_size, digest))
     policy = PolicyVersion(version, weights_digest(weights), tuple(files))
     return commit_version(store, policy, write_id)

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -85,16 +85,6 @@ class WeightsFile:
     """The tensors in the order of their bytes."""
 
 
-class TensorReader(Protocol):
-    """Receives tensors from a file while another function reads the file to compute digests."""
-
-    def needs(self, name: str) -> bool:
-        """Return whether to keep this tensor's bytes in memory and pass them to `take`."""
-
-    def take(self, tensor: Tensor, content: bytearray) -> None:
-        """Receive a tensor. Its file has not been checked completely yet."""
-
-
 def weights_digest(files: Iterable[WeightsFile]) -> str:
     """Return the weights digest of a policy. Raises ValueError for a tensor in two files."""
     return tensors_digest(tensor for file in files for tensor in file.tensors)
@@ -144,16 +134,12 @@ def read_weights(path: Path) -> WeightsFile:
         raise ValueError(f"{path}: {error}; write or download the file again") from error
 
 
-def read_stored_weights(
-    store: Store, file: DataFile, reader: TensorReader | None = None
-) -> WeightsFile:
+def read_stored_weights(store: Store, file: DataFile) -> WeightsFile:
     """Compute the digests of a data file in the store, in bounded memory.
 
     Args:
         store: The store of the run.
         file: The data file.
-        reader: Receives the tensors that it needs, each held in memory as a whole; None if no
-            tensor is needed.
 
     Raises:
         CorruptObjectError: The data is not a complete safetensors file, or does not have the digest
@@ -165,7 +151,7 @@ def read_stored_weights(
     starts = range(0, file.size, _PIECE)
     pieces = (store.read_range(file.key, at, min(_PIECE, file.size - at)) for at in starts)
     try:
-        found = scan_weights(pieces, reader)
+        found = scan_weights(pieces)
     except ValueError as error:
         raise CorruptObjectError(f"{name}: {error}; restore the object") from error
     if found.sha256 != file.sha256:
@@ -176,8 +162,8 @@ def read_stored_weights(
     return found
 
 
-def scan_weights(pieces: Iterable[bytes], reader: TensorReader | None = None) -> WeightsFile:
-    """Compute the digests of a file that arrives in pieces; `reader` receives the tensors it needs.
+def scan_weights(pieces: Iterable[bytes]) -> WeightsFile:
+    """Compute the digests of a file that arrives in pieces.
 
     Raises ValueError for a file that is not a complete safetensors file.
     """
@@ -188,14 +174,9 @@ def scan_weights(pieces: Iterable[bytes], reader: TensorReader | None = None) ->
     tensors = []
     for name, dtype, shape, begin, end in parse_header(source.read(length)):
         digest = hashlib.sha256()
-        kept = bytearray() if reader is not None and reader.needs(name) else None
         for part in source.parts(end - begin):
             digest.update(part)
-            if kept is not None:
-                kept += part
         tensors.append(Tensor(name, dtype, shape, digest.hexdigest()))
-        if reader is not None and kept is not None:
-            reader.take(tensors[-1], kept)
     if not source.at_end():
         raise ValueError("it has more bytes than the tensors in its header")
     return WeightsFile(source.sha256.hexdigest(), tuple(tensors))

@@ -1,7 +1,7 @@
 """Copying sealed steps to a recorded set."""
 
 from pipeline.run import keys
-from pipeline.run.commit import MOST_BYTES, CorruptObjectError, DataFile, read_data
+from pipeline.run.commit import MOST_BYTES, CorruptObjectError, DataFile, put_bytes, read_data
 from pipeline.run.plan import find_step_plans
 from pipeline.store import ObjectExistsError, ObjectMissingError, Store
 from pipeline.traces.format.manifest import open_manifest, refuse_pruned
@@ -31,9 +31,9 @@ def write_recorded_set(run: Store, target: Store, step: int) -> None:
     found = _sizes(target, step)
     for file in files:
         if not _is_there(target, file, found):
-            _put(target, file.key, read_data(run, file))
+            put_bytes(target, file.key, read_data(run, file))
     for key in commits:
-        _put(target, key, run.read(key, MOST_BYTES))
+        _put_commit(target, key, run.read(key, MOST_BYTES))
 
 
 def is_recorded(run: Store, target: Store, step: int) -> bool:
@@ -87,7 +87,7 @@ def _objects(run: Store, step: int) -> tuple[list[DataFile], list[str]]:
 def _sizes(store: Store, step: int) -> dict[str, int]:
     """Return the sizes of a step's objects, in bytes, keyed by object key."""
     listed = store.list(keys.step_prefix(step))
-    return {info.key: info.size for info in listed if not info.problem}
+    return {info.key: info.size for info in listed}
 
 
 def _is_there(target: Store, file: DataFile, found: dict[str, int]) -> bool:
@@ -109,8 +109,8 @@ def _missing(target: Store, key: str) -> ObjectMissingError:
     )
 
 
-def _put(target: Store, key: str, data: bytes) -> None:
-    """Create an object, unless it already exists with the same content."""
+def _put_commit(target: Store, key: str, data: bytes) -> None:
+    """Create a commit, unless it already exists with the same content."""
     try:
         target.create(key, data)
     except ObjectExistsError:

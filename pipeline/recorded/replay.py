@@ -9,11 +9,11 @@ import numpy.typing as npt
 from pipeline.model.geometry import Geometry
 from pipeline.policies.versions import weights_of
 from pipeline.run import keys
-from pipeline.run.commit import CorruptObjectError, read_data
+from pipeline.run.commit import CorruptObjectError, put_bytes, read_data
 from pipeline.run.description import description_now, run_digest
 from pipeline.run.plan import Window
 from pipeline.run.prompt_table import StoredPrompts
-from pipeline.store import ObjectExistsError, ObjectMissingError, Store
+from pipeline.store import ObjectMissingError, Store
 from pipeline.traces.format.ids import check_ids, expected_ids, named
 from pipeline.traces.format.manifest import (
     Manifest,
@@ -254,11 +254,10 @@ def _seal_copies(run: Store, source: Store, manifest: Manifest) -> None:
     copies = []
     for file in manifest.files:
         copy = replace(file, key=keys.replayed(manifest.step, file.key))
-        data = read_data(source, file.data)
-        try:
-            run.create(copy.key, data)
-        except ObjectExistsError:
-            read_data(run, copy.data)  # by an earlier start of the run
+        if run.size(copy.key) is None:
+            put_bytes(run, copy.key, read_data(source, file.data))
+        else:
+            read_data(run, copy.data)  # written by an earlier start of the run
         copies.append(copy)
     head = replace(manifest, files=tuple(copies), training=False, run=run_digest(run))
     write_manifest(run, head)

@@ -47,7 +47,7 @@ class Validation:
     """A policy version's results on the validation prompts."""
 
     version: int
-    samples: int
+    rewards: int
     """Number of samples with a reward."""
     reward: float | None
     """Mean reward; None if no sample has a reward (reward.on_error=mask)."""

@@ -94,8 +94,15 @@ def put_file(store: Store, key: str, path: Path) -> DataFile:
         The data file's entry for the commit.
     """
     digest = sha256_of_file(path)
-    store.create_from_file(key, path)
+    store.upload_file(key, path)
     return DataFile(key, path.stat().st_size, digest)
+
+
+def put_bytes(store: Store, key: str, data: bytes) -> None:
+    """Create a data file in the store. Its key must be unique to this content; see Store.upload."""
+    with store.upload(key) as upload:
+        upload.write(data)
+        upload.finish()
 
 
 def read_data(store: Store, file: DataFile) -> bytes:
@@ -103,19 +110,15 @@ def read_data(store: Store, file: DataFile) -> bytes:
     try:
         data = store.read(file.key, file.size)
     except UnreadableError as error:
-        fix = f": its commit records {file.size} bytes; {_RESTORE}"
-        raise CorruptObjectError(_with_fix(error, fix)) from error
+        raise CorruptObjectError(
+            f"{error}: its commit records {file.size} bytes; {_RESTORE}"
+        ) from error
     if len(data) != file.size or sha256(data) != file.sha256:
         raise CorruptObjectError(
             f"{file.key} in {store.uri}: {len(data)} bytes with SHA-256 {sha256(data)[:16]}..., "
             f"but its commit records {file.size} bytes with {file.sha256[:16]}...; {_RESTORE}"
         )
     return data
-
-
-def _with_fix(error: UnreadableError, fix: str) -> str:
-    """Return an error's text, with `fix` added unless the text already names a fix."""
-    return str(error) if str(error).endswith("; remove it") else f"{error}{fix}"
 
 
 def fetch_file(store: Store, file: DataFile, target: Path, fix: str = _RESTORE) -> None:
@@ -196,7 +199,7 @@ def read_commit_file(store: Store, key: str) -> tuple[DataFile, dict[str, Any]]:
     try:
         data = store.read(key, MOST_BYTES)
     except UnreadableError as error:
-        raise CorruptObjectError(_with_fix(error, "; restore the object")) from error
+        raise CorruptObjectError(f"{error}; restore the object") from error
     try:
         body = json.loads(data)
         found = content_digest(body)

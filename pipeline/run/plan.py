@@ -227,15 +227,18 @@ def find_counts(store: Store, plan: Plan, shard: int) -> ValidationCounts | None
 def parse_counts(body: Mapping[str, Any]) -> ValidationCounts:
     """Parse the reward counts in the commit of a validation shard. Raises ValueError."""
     found = convert(body, _StoredCounts)
-    sources = found.maker.get("sources", {})
-    return ValidationCounts(found.count, found.masked, found.reward_sum, sources)
+    return ValidationCounts(found.count, found.masked, found.reward_sum, found.maker.sources)
+
+
+class _StoredMaker(msgspec.Struct):
+    sources: dict[str, dict[str, tuple[float, Count]]] = {}
 
 
 class _StoredCounts(msgspec.Struct):
     count: Count
     masked: Count
     reward_sum: float
-    maker: dict[str, Any] = {}
+    maker: _StoredMaker = msgspec.field(default_factory=_StoredMaker)
 
 
 def publish_plan(store: Store, plan: Plan) -> Plan:

@@ -141,29 +141,6 @@ def policy_version(step: int, max_staleness: int) -> int:
     return max(0, step - max_staleness)
 
 
-def prompts_of_step(
-    step: int, n_prompts: int, batch_size: int, shuffle: bool, seed: int
-) -> list[tuple[int, int]]:
-    """Return the row and epoch of each prompt of a step.
-
-    Epochs follow each other without a gap: if an epoch ends within a batch, the next epoch fills
-    the rest of the batch. Each epoch thus uses every prompt once, in the epoch's own order. A row
-    can occur twice in a step only if the two occurrences belong to different epochs.
-
-    Args:
-        step: The step.
-        n_prompts: Number of rows in the prompt table.
-        batch_size: Prompts per step.
-        shuffle: Whether epochs are shuffled; if not, rows are in the table's order.
-        seed: Seed for the shuffling.
-
-    Raises:
-        ValueError: The prompt table is empty.
-    """
-    positions = range(step * batch_size, (step + 1) * batch_size)
-    return _prompts_at(step, positions, n_prompts, shuffle, seed)
-
-
 def _prompts_at(
     step: int, positions: Iterable[int], n_prompts: int, shuffle: bool, seed: int
 ) -> list[tuple[int, int]]:

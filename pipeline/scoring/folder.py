@@ -99,7 +99,7 @@ class _Folder:
 
 
 def _counts(file: ObjectInfo) -> bool:
-    """Return whether a file of a package is staged: not if it is hidden, compiled or special."""
+    """Return whether a file of a package is staged: not if it is hidden or compiled."""
     parts = file.key.split("/")
     hidden = any(part.startswith(".") or part == "__pycache__" for part in parts)
-    return not (hidden or file.problem or file.key.endswith((".pyc", ".pyo")))
+    return not (hidden or file.key.endswith((".pyc", ".pyo")))

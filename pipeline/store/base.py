@@ -1,13 +1,11 @@
 """The interface that every backend of the object store must implement, and its errors."""
 
 import errno
-import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, Protocol, Self
+from typing import Protocol, Self
 
 from pipeline.errors import LastingError
 
@@ -33,7 +31,7 @@ class RefusedError(StoreError, LastingError):
 
 
 class UnreadableError(StoreError, LastingError):
-    """The object cannot be read: it is not a regular file, or does not have the expected size."""
+    """The object does not have the expected size."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +45,6 @@ class ObjectInfo:
     """Seconds since the epoch, by the store's clock."""
     upload: str = ""
     """For debris: the id of the unfinished upload, if the key does not identify the upload."""
-    problem: str = ""
-    """Why this entry is not an object (for example, because it is a FIFO, a dangling link or an
-    unreadable folder); empty for an object. Reading an entry with a problem raises an error."""
 
 
 def check_key(key: str) -> None:
@@ -60,46 +55,8 @@ def check_key(key: str) -> None:
         raise StoreError(f"object key {key!r}: only printable characters are allowed")
 
 
-@contextmanager
-def file_pieces(path: Path, piece: int, what: str) -> Iterator[tuple[int, Iterator[bytes]]]:
-    """Yield the size of a local file and an iterator over its content.
-
-    Args:
-        path: The file.
-        piece: Maximum number of bytes in each piece of the content.
-        what: The name of the operation; error messages begin with it.
-
-    Yields:
-        The size in bytes, and the pieces in order.
-
-    Raises:
-        StoreError: The file cannot be read, or it became shorter while it was being read.
-    """
-
-    def pieces(source: BinaryIO, size: int) -> Iterator[bytes]:
-        while size:
-            try:
-                data = source.read(min(piece, size))
-            except OSError as error:
-                raise StoreError(f"{what}: {error}") from error
-            if not data:
-                raise StoreError(
-                    f"{what}: {path} became {size} bytes shorter while it was being read"
-                )
-            size -= len(data)
-            yield data
-
-    try:
-        source = path.open("rb")
-    except OSError as error:
-        raise StoreError(f"{what}: {error}") from error
-    with source:
-        size = os.fstat(source.fileno()).st_size
-        yield size, pieces(source, size)
-
-
 class Upload(Protocol):
-    """The upload of an object, written piece by piece in bounded memory.
+    """The upload of a data object, written piece by piece in bounded memory.
 
     An upload is a context manager. Leaving the block without `finish` discards the data and creates
     no object.
@@ -112,7 +69,7 @@ class Upload(Protocol):
         """
 
     def finish(self) -> None:
-        """Create the object durably, or raise ObjectExistsError and change nothing."""
+        """Create the object durably; see Store.upload."""
 
     def __enter__(self) -> Self: ...
 
@@ -127,6 +84,10 @@ class Upload(Protocol):
 class Store(Protocol):
     """A flat set of objects under '/'-separated keys. Objects are written once and never changed.
 
+    A commit is created only if it does not exist, because several writers may try to write it. The
+    key of a data object contains a random write id or the digest of its content, so writing it
+    needs no condition.
+
     Methods raise StoreError and no other exceptions. A store can be pickled, and a forked child can
     use the store of its parent.
     """
@@ -135,13 +96,17 @@ class Store(Protocol):
     """Canonical URI of the store's root, without a trailing slash."""
 
     def create(self, key: str, data: bytes) -> None:
-        """Create an object durably, or raise ObjectExistsError and change nothing."""
+        """Create a small object durably, or raise ObjectExistsError and change nothing."""
 
-    def create_from_file(self, key: str, path: Path) -> None:
-        """Durably create an object from a local file, or raise ObjectExistsError."""
+    def upload_file(self, key: str, path: Path) -> None:
+        """Durably create a data object of any size from a local file; see `upload`."""
 
     def upload(self, key: str) -> Upload:
-        """Create an object piece by piece. The object becomes visible only after `finish`."""
+        """Create a data object of any size piece by piece. It is visible only after `finish`.
+
+        The key must be unique to this content. If the object exists, a store may replace it or
+        raise ObjectExistsError.
+        """
 
     def read(self, key: str, limit: int | None = None) -> bytes:
         """Read the entire object.
@@ -190,10 +155,7 @@ class Store(Protocol):
         """Return the object's size in bytes; None if it does not exist."""
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        """List the objects whose keys start with the prefix, in key order.
-
-        The list includes entries that are not objects; see ObjectInfo.problem.
-        """
+        """List the objects whose keys start with the prefix, in key order."""
 
     def delete(self, key: str) -> None:
         """Remove an object. A missing object is not an error."""

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from stat import S_ISDIR
 from types import TracebackType
-from typing import Self
+from typing import BinaryIO, Self
 
 from pipeline.store.base import (
     NO_SPACE,
@@ -23,14 +23,14 @@ from pipeline.store.base import (
     StoreError,
     UnreadableError,
     check_key,
-    file_pieces,
 )
-from pipeline.store.file_walk import not_regular, walk
-from pipeline.store.operations import operation
 
 _TEMPORARY = ".tmp-"
 _REFUSED = {*NO_SPACE, errno.EACCES, errno.EPERM, errno.EROFS}
 """Errors that recur until the user removes their cause."""
+_MISSING = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+"""Errors of reading an object that does not exist; a folder is not an object."""
+_PIECE = 1 << 20
 
 
 class FileStore:
@@ -50,29 +50,29 @@ class FileStore:
             upload.write(data)
             upload.finish()
 
-    def create_from_file(self, key: str, path: Path) -> None:
-        """See Store.create_from_file."""
+    def upload_file(self, key: str, path: Path) -> None:
+        """See Store.upload_file."""
         with (
-            file_pieces(path, 1 << 20, f"create {key} in {self.uri}") as (_, pieces),
+            _store_errors(f"create {key} in {self.uri}"),
+            path.open("rb") as source,
             self.upload(key) as upload,
         ):
-            for piece in pieces:
+            while piece := source.read(_PIECE):
                 upload.write(piece)
             upload.finish()
 
     def upload(self, key: str) -> "_FileUpload":
-        """See Store.upload."""
+        """See Store.upload. Raises ObjectExistsError if the object exists."""
         return _FileUpload(f"create {key} in {self.uri}", self._path(key))
 
     def read(self, key: str, limit: int | None = None) -> bytes:
         """See Store.read."""
-        with self._opened(key) as (descriptor, size):
+        with self._opened(key) as (source, size):
             if limit is not None and size > limit:
                 raise UnreadableError(
                     f"read {key} in {self.uri}: {size} bytes, expected at most {limit}"
                 )
-            with os.fdopen(descriptor, "rb", closefd=False) as source:
-                return source.read(size)
+            return source.read(size)
 
     def read_range(self, key: str, offset: int, length: int) -> bytes:
         """See Store.read_range.
@@ -94,11 +94,11 @@ class FileStore:
             ranges: Offset and length of each range, in bytes.
             size: Expected size of the object in bytes; None allows any size.
         """
-        with self._opened(key) as (descriptor, found):
+        with self._opened(key) as (source, found):
             if size is not None and found != size:
                 raise UnreadableError(f"read {key} in {self.uri}: {found} bytes, expected {size}")
             pieces = [
-                os.pread(descriptor, min(length, max(0, found - offset)), offset)
+                os.pread(source.fileno(), min(length, max(0, found - offset)), offset)
                 for offset, length in ranges
             ]
         for piece, (offset, length) in zip(pieces, ranges, strict=True):
@@ -110,13 +110,12 @@ class FileStore:
 
     def size(self, key: str) -> int | None:
         """See Store.size."""
-        try:
-            with self._reading(key):
+        with _store_errors(f"read {key} in {self.uri}"):
+            try:
                 status = self._path(key).stat()
-                self._require_object(key, status.st_mode)
-        except ObjectMissingError:
-            return None
-        return status.st_size
+            except _MISSING:
+                return None
+        return None if S_ISDIR(status.st_mode) else status.st_size
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """See Store.list."""
@@ -126,29 +125,26 @@ class FileStore:
         # Walk only the deepest folder that contains every key with the prefix.
         start = self._root.joinpath(*prefix.split("/")[:-1])
         found = []
-        with operation(f"list {prefix} in {self.uri}"):
-            for named in walk(self._root, start, follow=not temporary):
-                key = named.path.relative_to(self._root).as_posix()
-                if named.path.name.startswith(_TEMPORARY) == temporary and key.startswith(prefix):
-                    found.append(ObjectInfo(key, named.size, named.modified_s, "", named.problem))
+        with _store_errors(f"list {prefix} in {self.uri}"):
+            for entry in _walk(os.fspath(start), frozenset()):
+                key = Path(entry.path).relative_to(self._root).as_posix()
+                if entry.name.startswith(_TEMPORARY) == temporary and key.startswith(prefix):
+                    with contextlib.suppress(FileNotFoundError):  # it was removed meanwhile
+                        status = entry.stat()
+                        found.append(ObjectInfo(key, status.st_size, status.st_mtime))
         yield from sorted(found, key=lambda info: info.key)
 
     def delete(self, key: str) -> None:
         """See Store.delete."""
         path, what = self._path(key), f"delete {key} in {self.uri}"
-        try:
-            with operation(what):
-                folder = path.parent.resolve()
-                if not folder.is_relative_to(self._root.resolve()):
-                    raise StoreError(
-                        f"{what}: a link leads out of the store, to {folder}; remove the link or "
-                        "its target yourself"
-                    )
-                path.unlink(missing_ok=True)
-        except NotADirectoryError:
-            return  # a part of the key is an object, not a folder, so no object has this key
-        except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links
-            raise StoreError(f"{what}: {error}") from error
+        folder = os.path.realpath(path.parent)
+        if not Path(folder).is_relative_to(os.path.realpath(self._root)):
+            raise StoreError(
+                f"{what}: a link leads out of the store, to {folder}; remove the link or its "
+                "target yourself"
+            )
+        with _store_errors(what), contextlib.suppress(NotADirectoryError):
+            path.unlink(missing_ok=True)
 
     def debris(self, prefix: str) -> Iterator[ObjectInfo]:
         """See Store.debris. The debris consists of temporary files, in key order."""
@@ -173,41 +169,16 @@ class FileStore:
         store.delete(name)
 
     @contextlib.contextmanager
-    def _opened(self, key: str) -> Iterator[tuple[int, int]]:
-        """Yield an object's descriptor and size in bytes. Opens only regular files."""
-        path = self._path(key)
-        with self._reading(key):
-            self._require_object(key, path.stat().st_mode)
-            # The file may have been replaced in the meantime. Because of O_NONBLOCK, opening a FIFO
-            # does not wait for its writer.
-            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    def _opened(self, key: str) -> Iterator[tuple[BinaryIO, int]]:
+        """Yield an object's open file and its size in bytes."""
+        path, what = self._path(key), f"read {key} in {self.uri}"
+        with _store_errors(what):
             try:
-                status = os.fstat(descriptor)
-                self._require_object(key, status.st_mode)
-                yield descriptor, status.st_size
-            finally:
-                os.close(descriptor)
-
-    def _require_object(self, key: str, mode: int) -> None:
-        if S_ISDIR(mode):  # the key is a prefix of longer keys, not an object
-            raise ObjectMissingError(f"read {key} in {self.uri}: no such object")
-        if problem := not_regular(mode):
-            raise UnreadableError(f"read {key} in {self.uri}: {problem}")
-
-    @contextlib.contextmanager
-    def _reading(self, key: str) -> Iterator[None]:
-        try:
-            with operation(f"read {key} in {self.uri}"):
-                yield
-        except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
-            raise ObjectMissingError(f"read {key} in {self.uri}: no such object") from error
-        except OSError as error:
-            what = f"read {key} in {self.uri}"
-            if error.errno == errno.ELOOP:
-                raise UnreadableError(
-                    f"{what}: a link that leads nowhere: {error.strerror}; remove it"
-                ) from error
-            raise StoreError(f"{what}: {error}") from error
+                source = path.open("rb")
+            except _MISSING as error:
+                raise ObjectMissingError(f"{what}: no such object") from error
+            with source:
+                yield source, os.fstat(source.fileno()).st_size
 
 
 class _FileUpload:
@@ -217,18 +188,18 @@ class _FileUpload:
         self._what = what
         self._target = target
         self._temporary = target.parent / f"{_TEMPORARY}{secrets.token_hex(8)}"
-        with self._storing():
+        with _store_errors(what):
             target.parent.mkdir(parents=True, exist_ok=True)
             self._out = self._temporary.open("xb")
 
     def write(self, data: bytes | memoryview) -> int:
         """See Upload.write."""
-        with self._storing():
+        with _store_errors(self._what):
             return self._out.write(data)
 
     def finish(self) -> None:
         """See Upload.finish."""
-        with self._storing():
+        with _store_errors(self._what):
             self._out.flush()
             os.fsync(self._out.fileno())
             try:
@@ -251,16 +222,35 @@ class _FileUpload:
         with contextlib.suppress(OSError):
             self._temporary.unlink(missing_ok=True)
 
-    @contextlib.contextmanager
-    def _storing(self) -> Iterator[None]:
-        try:
-            with operation(self._what):
-                yield
-        except OSError as error:  # includes FileExistsError, if a file exists in a folder's place
-            full = error.errno in NO_SPACE
-            fix = "; committed objects are safe: free some space and start again" if full else ""
-            kind = RefusedError if error.errno in _REFUSED else StoreError
-            raise kind(f"{self._what}: {error}{fix}") from error
+
+@contextlib.contextmanager
+def _store_errors(what: str) -> Iterator[None]:
+    """Raise the operating system's errors as store errors whose messages begin with `what`."""
+    try:
+        yield
+    except OSError as error:
+        full = error.errno in NO_SPACE
+        fix = "; committed objects are safe: free some space and start again" if full else ""
+        kind = RefusedError if error.errno in _REFUSED else StoreError
+        raise kind(f"{what}: {error}{fix}") from error
+
+
+def _walk(folder: str, above: frozenset[str]) -> Iterator[os.DirEntry[str]]:
+    """Yield the regular files below a folder, also below linked folders.
+
+    `above` contains the real paths of the folders that the walk is in; a link to one of them is not
+    followed.
+    """
+    real = os.path.realpath(folder)
+    try:
+        entries = [] if real in above else list(os.scandir(folder))
+    except (FileNotFoundError, NotADirectoryError):
+        return  # the folder does not exist, or was removed meanwhile
+    for entry in entries:
+        if entry.is_dir():
+            yield from _walk(entry.path, above | {real})
+        elif entry.is_file():
+            yield entry
 
 
 def _sync_folder(folder: Path) -> None:

@@ -1,6 +1,6 @@
 """The s3:// store, which contains objects below a prefix of a bucket.
 
-create, upload    s3_upload: conditional PutObject, or multipart upload in bounded memory
+upload            s3_upload: boto3's managed transfer, in bounded memory
 read_ranges       s3_ranges: neighbouring ranges in one request, several requests in parallel
 every request     s3_client: credentials, retries, errors; s3_errors: classification of failures
 """
@@ -8,12 +8,11 @@ every request     s3_client: credentials, retries, errors; s3_errors: classifica
 import os
 import re
 import secrets
-import threading
+import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
-from weakref import WeakSet
 
 from pipeline.store.base import (
     ObjectExistsError,
@@ -23,26 +22,24 @@ from pipeline.store.base import (
     StoreError,
     UnreadableError,
     check_key,
-    file_pieces,
 )
-from pipeline.store.s3_client import PATIENCE_S, RangeBeyondError, S3Client, greet
-from pipeline.store.s3_debris import discard_upload, unfinished_uploads
+from pipeline.store.s3_client import PATIENCE_S, S3Client, Tries, greet
+from pipeline.store.s3_errors import FAILURES, RangeBeyondError, UploadGoneError
 from pipeline.store.s3_ranges import PIECE, spans
-from pipeline.store.s3_upload import MAX_PARTS, PART, S3Upload
+from pipeline.store.s3_upload import S3Upload, upload_file
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client as BotoClient
-    from mypy_boto3_s3.type_defs import ListObjectsV2OutputTypeDef
+    from mypy_boto3_s3.type_defs import MultipartUploadTypeDef
 
-_THREADS = 8
 _MUCH = 64 << 20
 """Before reading more bytes than this, a call compares the object's size with the expected size."""
 _PROBE_PATIENCE_S = 8.0
+_OWNER = "retrace-upload"
+"""The metadata key that contains the random name of the `create` that made the object."""
 _SCHEME = "s3://"
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
-_OPEN: "WeakSet[S3Store]" = WeakSet()
-"""The stores of this process, and those that it inherited from its parent."""
 
 
 class S3Store:
@@ -56,64 +53,60 @@ class S3Store:
         self._root = f"{prefix}/" if prefix else ""
         self.uri = f"{_SCHEME}{self._bucket}/{prefix}".rstrip("/")
         self._patience_s = patience_s
-        self._used: list[tuple[S3Client, ThreadPoolExecutor]] = []
-        self._start()
-        _OPEN.add(self)
+        self._clients: dict[int, S3Client] = {}
 
-    def _start(self) -> None:
-        self._client = S3Client(self._bucket, self.uri, self._patience_s)
-        self._pool = ThreadPoolExecutor(_THREADS, "s3")
-        # Removing a parent's client in a child could wait forever, because a thread that exists
-        # only in the parent may hold one of the client's locks. So all clients are kept.
-        self._used.append((self._client, self._pool))
+    @property
+    def _client(self) -> S3Client:
+        """The client of this process.
+
+        Its threads and connections do not survive a fork. The parent's client stays here, because
+        removing it could wait forever for a lock that a thread of the parent holds.
+        """
+        process = os.getpid()
+        if process not in self._clients:
+            self._clients.setdefault(process, S3Client(self._bucket, self.uri, self._patience_s))
+        return self._clients[process]
 
     def __reduce__(self) -> tuple[type["S3Store"], tuple[str, float]]:
         return S3Store, (self.uri, self._patience_s)
 
     def create(self, key: str, data: bytes) -> None:
         """See Store.create."""
-        with self.upload(key) as upload:
-            upload.write(data)
-            upload.finish()
+        full, what, token = self._full(key), f"create {key}", secrets.token_hex(8)
+        try:
+            with self._client.requests(what) as s3:
+                s3.put_object(
+                    Bucket=self._bucket,
+                    Key=full,
+                    Body=BytesIO(data),  # is sent in pieces, each with its own time limit
+                    IfNoneMatch="*",
+                    Metadata={_OWNER: token},
+                )
+        except ObjectExistsError:
+            # The object is ours if the response to an earlier try was lost.
+            found = self._client.head(what, full)
+            if found is None or found["Metadata"].get(_OWNER) != token:
+                raise
 
-    def create_from_file(self, key: str, path: Path) -> None:
-        """See Store.create_from_file."""
-        with file_pieces(path, PIECE, f"create {key} in {self.uri}") as (size, pieces):
-            if size > PART and self.size(key) is not None:
-                # The server would also refuse the upload, but only after receiving all of it.
-                raise ObjectExistsError(f"create {key} in {self.uri}: the object already exists")
-            part_size = max(PART, -(-size // MAX_PARTS))
-            with self._upload(key, part_size) as upload:
-                for piece in pieces:
-                    upload.write(piece)
-                upload.finish()
+    def upload_file(self, key: str, path: Path) -> None:
+        """See Store.upload_file."""
+        upload_file(self._client, key, self._full(key), path)
 
     def upload(self, key: str) -> S3Upload:
-        """See Store.upload."""
-        return self._upload(key, PART)
-
-    def _upload(self, key: str, part_size: int) -> S3Upload:
-        return S3Upload(self._client, self._pool, key, self._full(key), part_size)
+        """See Store.upload. Replaces an existing object."""
+        return S3Upload(self._client, key, self._full(key))
 
     def read(self, key: str, limit: int | None = None) -> bytes:
         """See Store.read."""
-        full = self._full(key)
-        at_once = 2 * PIECE if limit is None else min(limit, 2 * PIECE)
-
-        def request(client: "BotoClient") -> bytes | int:
-            answer = client.get_object(Bucket=self._bucket, Key=full)
-            with answer["Body"] as body:
-                size = answer["ContentLength"]
-                return size if size > at_once else body.read()
-
-        found = self._client.call(f"read {key}", "GetObject", request)
-        if isinstance(found, bytes):
-            return found
-        if limit is not None and found > limit:
+        first, size = self._read_piece(key, 0, PIECE)
+        if limit is not None and size > limit:
             raise UnreadableError(
-                f"read {key} in {self.uri}: {found} bytes, expected at most {limit}"
+                f"read {key} in {self.uri}: {size} bytes, expected at most {limit}"
             )
-        return self.read_range(key, 0, found)  # large objects are read in parallel requests
+        if len(first) == size:
+            return first
+        pieces = [(start, min(start + PIECE, size)) for start in range(PIECE, size, PIECE)]
+        return b"".join([first, *self._read_pieces(key, pieces, size)])
 
     def read_range(self, key: str, offset: int, length: int) -> bytes:
         """See Store.read_range.
@@ -165,34 +158,41 @@ class S3Store:
     ) -> Iterator[bytes]:
         """Yield the bytes of each (offset, end), in order; fewer if the object ends earlier."""
         if len(pieces) == 1:
-            yield self._read_piece(key, *pieces[0], size, None)
+            yield self._read_piece(key, *pieces[0], size)[0]
             return
-        stop = threading.Event()
-        futures = [self._pool.submit(self._read_piece, key, *piece, size, stop) for piece in pieces]
+        submit = self._client.pool.submit
+        futures = [submit(self._read_piece, key, *piece, size) for piece in pieces]
         try:
             for future in futures:
-                yield future.result()
+                yield future.result()[0]
         finally:
-            # After an error, the other pieces are not needed.
-            stop.set()
-            for future in futures:
+            for future in futures:  # after an error, the other pieces are not needed
                 future.cancel()
 
     def _read_piece(
-        self, key: str, offset: int, end: int, size: int | None, stop: threading.Event | None
-    ) -> bytes:
-        full, what = self._full(key), f"read {key}"
-        wanted = f"bytes={offset}-{end - 1}"
+        self, key: str, offset: int, end: int, size: int | None = None
+    ) -> tuple[bytes, int]:
+        """Return the bytes up to `end`, fewer if the object ends earlier, and the object's size.
 
-        def request(client: "BotoClient") -> tuple[str, bytes]:
-            answer = client.get_object(Bucket=self._bucket, Key=full, Range=wanted)
-            with answer["Body"] as body:
-                return answer.get("ContentRange", ""), body.read()
-
+        If the object ends before `offset`, the size is not known and 0.
+        """
+        full, what, tries = self._full(key), f"read {key}", Tries(self._patience_s)
+        wanted, data = f"bytes={offset}-{end - 1}", None
         try:
-            described, data = self._client.call(what, "GetObject", request, stop)
+            while data is None:
+                with self._client.requests(what) as s3:
+                    answer = s3.get_object(Bucket=self._bucket, Key=full, Range=wanted)
+                    try:
+                        with answer["Body"] as body:
+                            data = body.read()
+                    except FAILURES as error:
+                        pause_s = tries.pause_s(f"{what} in {self.uri}: {error}")
+                        if pause_s is None:
+                            raise
+                        time.sleep(pause_s)
         except RangeBeyondError:
-            return b""
+            return b"", 0
+        described = answer.get("ContentRange", "")
         match = _CONTENT_RANGE.fullmatch(described)
         if match is None or int(match[1]) != offset or len(data) != int(match[2]) + 1 - offset:
             raise StoreError(
@@ -200,7 +200,7 @@ class S3Store:
                 f"expected {wanted}; use a server that serves ranges"
             )
         self._require_size(key, int(match[3]), size)
-        return data
+        return data, int(match[3])
 
     def _require_size(self, key: str, found: int, expected: int | None) -> None:
         if expected is not None and found != expected:
@@ -208,74 +208,67 @@ class S3Store:
 
     def size(self, key: str) -> int | None:
         """See Store.size."""
-        full, what = self._full(key), f"read {key}"
         try:
-            answer = self._client.call(
-                what, "HeadObject", lambda c: c.head_object(Bucket=self._bucket, Key=full)
-            )
-        except ObjectMissingError:
-            return None
+            found = self._client.head(f"read {key}", self._full(key))
         except RefusedError:
             # Only the response to GET, not the response to HEAD, contains the reason for a refusal.
-            return self._size_by_get(key)
-        return answer["ContentLength"]
-
-    def _size_by_get(self, key: str) -> int | None:
-        full = self._full(key)
-
-        def request(client: "BotoClient") -> int:
-            answer = client.get_object(Bucket=self._bucket, Key=full)
-            with answer["Body"]:
-                return answer["ContentLength"]
-
-        try:
-            return self._client.call(f"read {key}", "GetObject", request)
-        except ObjectMissingError:
-            return None
+            return self._read_piece(key, 0, 1)[1]
+        return None if found is None else found["ContentLength"]
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """See Store.list."""
-        token: str | None = None
-        while True:
-            page = self._list_page(prefix, token)
-            for item in page.get("Contents", ()):
-                key = item["Key"].removeprefix(self._root)
-                yield ObjectInfo(key, item["Size"], item["LastModified"].timestamp())
-            if not page["IsTruncated"]:
-                return
-            token = page["NextContinuationToken"]
-
-    def _list_page(self, prefix: str, token: str | None) -> "ListObjectsV2OutputTypeDef":
-        full = self._root + prefix
-
-        def request(client: "BotoClient") -> "ListObjectsV2OutputTypeDef":
-            if token is None:
-                return client.list_objects_v2(Bucket=self._bucket, Prefix=full)
-            return client.list_objects_v2(Bucket=self._bucket, Prefix=full, ContinuationToken=token)
-
-        return self._client.call(f"list {prefix}", "ListObjectsV2", request)
+        with self._client.requests(f"list {prefix}") as s3:
+            pages = s3.get_paginator("list_objects_v2").paginate(
+                Bucket=self._bucket, Prefix=self._root + prefix
+            )
+            for page in pages:
+                for item in page.get("Contents", ()):
+                    key = item["Key"].removeprefix(self._root)
+                    yield ObjectInfo(key, item["Size"], item["LastModified"].timestamp())
 
     def delete(self, key: str) -> None:
         """See Store.delete."""
-        full = self._full(key)
-        self._client.call(
-            f"delete {key}",
-            "DeleteObject",
-            lambda c: c.delete_object(Bucket=self._bucket, Key=full),
-        )
+        with self._client.requests(f"delete {key}") as s3:
+            s3.delete_object(Bucket=self._bucket, Key=self._full(key))
 
     def debris(self, prefix: str) -> Iterator[ObjectInfo]:
         """See Store.debris. The debris consists of multipart uploads.
 
         MinIO does not list uploads that began before its last start, but removes them after a day.
         """
-        return unfinished_uploads(self._client, self._root, prefix)
+        with self._client.requests(f"list {prefix}") as s3:
+            # Of the whole bucket, because MinIO treats a prefix as the full name of an object.
+            for page in s3.get_paginator("list_multipart_uploads").paginate(Bucket=self._bucket):
+                for item in page.get("Uploads", ()):
+                    if item["Key"].startswith(self._root + prefix):
+                        yield self._unfinished(s3, item)
+
+    def _unfinished(self, s3: "BotoClient", item: "MultipartUploadTypeDef") -> ObjectInfo:
+        """Return an upload with the total size of its parts and the time of its latest part."""
+        size, modified_s = 0, item["Initiated"].timestamp()
+        pages = s3.get_paginator("list_parts").paginate(
+            Bucket=self._bucket, Key=item["Key"], UploadId=item["UploadId"]
+        )
+        try:
+            with self._client.requests(f"list {item['Key']}"):
+                for part in (part for page in pages for part in page.get("Parts", ())):
+                    size += part["Size"]
+                    modified_s = max(modified_s, part["LastModified"].timestamp())
+        except (UploadGoneError, ObjectMissingError):
+            pass  # the upload has ended since it was listed
+        return ObjectInfo(item["Key"].removeprefix(self._root), size, modified_s, item["UploadId"])
 
     def discard(self, info: ObjectInfo) -> None:
         """See Store.discard."""
         if not info.upload:
             raise StoreError(f"discard {info.key} in {self.uri}: this is an object, not debris")
-        discard_upload(self._client, self._full(info.key), info.upload)
+        try:
+            with self._client.requests(f"discard {info.key}") as s3:
+                s3.abort_multipart_upload(
+                    Bucket=self._bucket, Key=self._full(info.key), UploadId=info.upload
+                )
+        except UploadGoneError:
+            return
 
     def probe(self) -> None:
         """See Store.probe. Raises StoreError if the server ignores If-None-Match.
@@ -287,36 +280,21 @@ class S3Store:
         key = f"probe.{secrets.token_hex(4)}"
         store.create(key, b"first")
         try:
-            for operation in ("PutObject", "CompleteMultipartUpload"):
-                with store.upload(key) as upload:
-                    upload.write(b"second")
-                    if operation != "PutObject":
-                        upload.begin()
-                    try:
-                        upload.finish()
-                    except ObjectExistsError:
-                        continue
-                raise StoreError(
-                    f"create {key} in {self.uri}: {operation} with If-None-Match replaced an "
-                    "object: this server, or a proxy in front of it, ignores conditional writes, "
-                    "so two writers of an object would overwrite each other; use AWS S3, MinIO or "
-                    "another server with conditional writes"
-                )
+            store.create(key, b"second")
+        except ObjectExistsError:
+            return
         finally:
             store.delete(key)
+        raise StoreError(
+            f"create {key} in {self.uri}: PutObject with If-None-Match replaced an object: this "
+            "server, or a proxy in front of it, ignores conditional writes, so two writers of a "
+            "commit would overwrite each other; use AWS S3, MinIO or another server with "
+            "conditional writes"
+        )
 
     def _full(self, key: str) -> str:
         check_key(key)
         return self._root + key
-
-
-def _start_again() -> None:
-    """Give a forked child its own threads and connections, which do not survive a fork."""
-    for store in list(_OPEN):
-        store._start()
-
-
-os.register_at_fork(after_in_child=_start_again)
 
 
 def greet_server(uri: str) -> None:
@@ -332,9 +310,11 @@ def make_bucket(uri: str, patience_s: float) -> bool:
     bucket, _ = _parse(uri)
     client = S3Client(bucket, uri, patience_s)
     try:
-        client.call("look for the bucket", "HeadBucket", lambda s3: s3.head_bucket(Bucket=bucket))
+        with client.requests("look for the bucket") as s3:
+            s3.head_bucket(Bucket=bucket)
     except ObjectMissingError:
-        client.call("create the bucket", "CreateBucket", lambda s3: s3.create_bucket(Bucket=bucket))
+        with client.requests("create the bucket") as s3:
+            s3.create_bucket(Bucket=bucket)
         return True
     return False
 

@@ -1,8 +1,9 @@
-"""Requests to one S3 bucket, with retries, new credentials if needed, and complete messages.
+"""boto3's client for one S3 bucket, with retries, new credentials if needed, and complete messages.
 
 Settings come from boto3's own sources (environment, profile, web identity), so a worker needs only
 its environment. pipeline.store.settings describes the effect of the `store.*` settings. botocore's
-own retries are disabled, because this module decides how long to wait and logs each retry.
+own retries are disabled, because this module decides how long to wait and logs each retry. botocore
+asks it after each request (event `needs-retry`), including the requests of a managed transfer.
 """
 
 import logging
@@ -10,28 +11,27 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeVar
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import unquote, urlsplit
 
 import boto3
 from botocore.config import Config
-from botocore.exceptions import BotoCoreError
+from botocore.credentials import Credentials, ReadOnlyCredentials
+from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
+from botocore.session import Session
 
 from pipeline.loopback import is_loopback
-from pipeline.store.base import (
-    ObjectExistsError,
-    ObjectMissingError,
-    RefusedError,
-    StoreError,
-)
-from pipeline.store.operations import operation
-from pipeline.store.s3_errors import FAILURES, Kind, Verdict, judge
+from pipeline.store.base import ObjectMissingError, RefusedError, StoreError
+from pipeline.store.s3_errors import FAILURES, CredentialsError, UploadGoneError, Verdict, judge
 from pipeline.store.settings import PATH_STYLE
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client as BotoClient
+    from mypy_boto3_s3.type_defs import HeadObjectOutputTypeDef
 
 log = logging.getLogger(__name__)
 # At level INFO, every new session logs where it found its credentials.
@@ -39,7 +39,8 @@ logging.getLogger("botocore").setLevel(logging.WARNING)
 
 PATIENCE_S = 120.0
 """How many seconds requests are retried: long enough for a server to restart, for example."""
-CONNECTIONS = 16
+_CONNECTIONS = 16
+_THREADS = 8
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 5.0
 _CONNECT_TIMEOUT_S = 10.0
@@ -48,19 +49,40 @@ _GREETING_S = 5.0
 _silent: dict[str, tuple[float, str]] = {}
 """Servers that did not answer a greeting: until when requests to each fail at once (by
 time.monotonic()), and the error."""
-_T = TypeVar("_T")
 
 
-class RangeBeyondError(StoreError):
-    """The first requested byte is beyond the object's end."""
+class Tries:
+    """The tries of one request, which are repeated until `patience_s` after the first failure."""
 
+    def __init__(self, patience_s: float) -> None:
+        self._patience_s = patience_s
+        self._failures = 0
+        self._first_s = 0.0
 
-class UploadGoneError(StoreError):
-    """The multipart upload was completed, aborted or removed."""
+    def pause_s(self, text: str) -> float | None:
+        """Return how many seconds to wait after a failure; None if no time is left."""
+        self._failures += 1
+        self._first_s = self._first_s or time.monotonic()
+        left_s = self._first_s + self._patience_s - time.monotonic()
+        longest_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** (self._failures - 1))
+        # Jitter prevents many workers from returning to a struggling server at the same moment.
+        pause_s = longest_s * random.uniform(0.5, 1)
+        if pause_s > left_s:
+            return None
+        again = self._failures + 1
+        log.warning("%s; retrying (try %d), giving up in %.0f s", text, again, left_s)
+        return pause_s
+
+    def answered(self, text: str) -> None:
+        """Log the end of the wait, if there were failures."""
+        if self._failures:
+            lasted_s = time.monotonic() - self._first_s
+            tries = self._failures + 1
+            log.warning("%s: answered on try %d, %.1f s after the first", text, tries, lasted_s)
 
 
 class S3Client:
-    """A thread-safe client for one bucket. The first request creates boto3's client.
+    """Gives access to boto3's client, which the first request creates. It can be used by threads.
 
     `try_s` limits the wait for a connection, and for each part of a response; None selects limits
     for large objects.
@@ -74,33 +96,25 @@ class S3Client:
         try_s: float | None = None,
     ) -> None:
         self.bucket = bucket
+        self.patience_s = patience_s
         self._try_s = try_s
         self._uri = uri
-        self._patience_s = patience_s
         self._lock = threading.Lock()
         self._boto: BotoClient | None = None
+        self._credentials: _Credentials
+        self.pool = ThreadPoolExecutor(_THREADS, "s3")
+        """The threads that read pieces in parallel."""
 
-    def call(
-        self,
-        what: str,
-        name: str,
-        request: Callable[["BotoClient"], _T],
-        stop: threading.Event | None = None,
-    ) -> _T:
-        """Send a request, and repeat it until it succeeds or cannot succeed.
+    @contextmanager
+    def requests(self, what: str) -> Iterator["BotoClient"]:
+        """Yield boto3's client, and raise its errors as store errors.
 
-        After a reset, timeout, throttling, 5xx or conflict, the request is repeated until
+        After a reset, timeout, throttling, 5xx or conflict, the client repeats a request until
         `patience_s` seconds after the first failure. If the server refuses the credentials, the
-        request is repeated once with new credentials.
+        client repeats the request once with new credentials.
 
         Args:
             what: The operation, such as 'read run.json'; every error message begins with it.
-            name: S3's name for the operation.
-            request: Sends the request with the boto3 client; may be called several times.
-            stop: An event that ends the wait between tries.
-
-        Returns:
-            The result of `request`.
 
         Raises:
             ObjectMissingError: The server returned 404.
@@ -110,97 +124,109 @@ class S3Client:
             RefusedError: The server returned 403, or a different error that would recur.
             StoreError: The request did not succeed within `patience_s`.
         """
-        tries, refreshed, first_failure = 0, False, 0.0
-        while True:
-            client = self._client(what)
-            until_s, silence = _silent.get(_host(client), (0.0, ""))
-            if time.monotonic() < until_s:
-                raise StoreError(f"{what} in {self._uri}: {silence}")
-            try:
-                with operation(f"{what} in {self._uri}: {name}"):
-                    answer = request(client)
-            except FAILURES as error:
-                tries += 1
-                first_failure = first_failure or time.monotonic()
-                verdict = judge(error)
-                text = self._describe(what, name, client, verdict)
-                if verdict.kind is Kind.CREDENTIALS and not refreshed:
-                    refreshed = True
-                    log.warning("%s; fetching new credentials", text)
-                    self._forget(client)
-                    continue
-                if verdict.kind is not Kind.RETRY:
-                    raise _error(verdict, text) from error
-                self._pause(text, tries, first_failure, stop, error)
-            else:
-                if tries:
-                    log.warning(
-                        "%s in %s: answered on try %d, %.1f s after the first failure",
-                        what,
-                        self._uri,
-                        tries + 1,
-                        time.monotonic() - first_failure,
-                    )
-                return answer
+        client = self._client(what)
+        until_s, silence = _silent.get(_host(client), (0.0, ""))
+        if time.monotonic() < until_s:
+            raise StoreError(f"{what} in {self._uri}: {silence}")
+        try:
+            yield client
+        except FAILURES as error:
+            verdict = judge(error)
+            raise verdict.kind(self._describe(what, client, verdict)) from error
 
-    def _pause(
-        self,
-        text: str,
-        tries: int,
-        first_failure: float,
-        stop: threading.Event | None,
-        error: Exception,
-    ) -> None:
-        """Wait before the next try. Raises StoreError if no time is left."""
-        left_s = first_failure + self._patience_s - time.monotonic()
-        # Jitter prevents many workers from returning to a struggling server at the same moment.
-        pause_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** (tries - 1)) * random.uniform(0.5, 1)
-        if pause_s > left_s:
-            raise StoreError(f"{text}; tried {tries} times in {self._patience_s:.0f} s") from error
-        log.warning("%s; retrying (try %d), giving up in %.0f s", text, tries + 1, left_s)
-        if stop is None:
-            time.sleep(pause_s)
-        elif stop.wait(pause_s):
-            raise StoreError(f"{text}; stopped") from error
+    def head(self, what: str, full_key: str) -> "HeadObjectOutputTypeDef | None":
+        """Return the description of an object; None if it does not exist. Raises StoreError."""
+        try:
+            with self.requests(what) as s3:
+                return s3.head_object(Bucket=self.bucket, Key=full_key)
+        except ObjectMissingError:
+            return None
+
+    def host(self, what: str) -> str:
+        """Return the endpoint. Raises StoreError, beginning with `what`, for invalid settings."""
+        return _host(self._client(what))
 
     def _client(self, what: str) -> "BotoClient":
         with self._lock:
             if self._boto is None:
                 try:
-                    self._boto = _make_client(self._try_s)
+                    self._credentials = _Credentials()
+                    self._boto = _make_client(self._credentials, self._try_s)
                 except (BotoCoreError, ValueError) as error:
                     # ValueError: the endpoint is not a URL. Neither message contains a secret.
                     raise StoreError(
                         f"{what} in {self._uri}: {type(error).__name__}: {error}; correct the AWS "
                         "settings (environment, profile)"
                     ) from error
+                register = self._boto.meta.events.register
+                register("needs-retry.s3", self._pause_s)  # type: ignore[arg-type] # has a result
             return self._boto
 
-    def _forget(self, client: "BotoClient") -> None:
-        """Make the next request create a new client, unless another thread has already done so."""
-        with self._lock:
-            if self._boto is client:
-                self._boto = None
+    def _pause_s(
+        self,
+        response: tuple[Any, Any] | None,
+        operation: Any,
+        caught_exception: Exception | None,
+        request_dict: dict[str, Any],
+        **_: object,
+    ) -> float | None:
+        """Return after how many seconds botocore repeats a request; None if it does not."""
+        context, url = request_dict["context"], urlsplit(request_dict["url"])
+        place = f"{operation.name} {unquote(url.path)} at {url.scheme}://{url.netloc}"
+        tries: Tries = context.setdefault("tries", Tries(self.patience_s))
+        error = caught_exception
+        if response is not None:
+            if response[0].status_code < 300:
+                tries.answered(place)
+                return None
+            error = ClientError(response[1], operation.name)
+        if not isinstance(error, FAILURES):
+            return None
+        verdict = judge(error)
+        text = f"{place}: {verdict.text}; {verdict.fix}"
+        if verdict.kind is CredentialsError and "renewed" not in context:
+            context["renewed"] = True
+            log.warning("%s; fetching new credentials", text)
+            self._credentials.renew()
+            return 0.0
+        if operation.name == "AbortMultipartUpload" and verdict.kind is not UploadGoneError:
+            # The end of a block with an unfinished upload must not wait for a server that is away.
+            log.warning("%s; `retrace traces sweep` can remove the unfinished upload", text)
+            return None
+        return tries.pause_s(text) if verdict.kind is StoreError else None
 
-    def _describe(self, what: str, operation: str, client: "BotoClient", verdict: Verdict) -> str:
-        if verdict.kind is Kind.MISSING:
+    def _describe(self, what: str, client: "BotoClient", verdict: Verdict) -> str:
+        if verdict.kind is ObjectMissingError:
             return f"{what} in {self._uri}: no such object (at {_host(client)})"
-        if verdict.kind is Kind.EXISTS:
+        if not verdict.fix:
             return f"{what} in {self._uri}: the object already exists (at {_host(client)})"
+        ended = f"; tried for {self.patience_s:.0f} s" if verdict.kind is StoreError else ""
         return (
-            f"{what} in {self._uri}: {operation} in bucket {self.bucket} at {_host(client)}: "
-            f"{verdict.text}; {verdict.fix}"
+            f"{what} in {self._uri}: bucket {self.bucket} at {_host(client)}: {verdict.text}; "
+            f"{verdict.fix}{ended}"
         )
 
 
-def _error(verdict: Verdict, text: str) -> StoreError:
-    kinds: dict[Kind, type[StoreError]] = {
-        Kind.MISSING: ObjectMissingError,
-        Kind.EXISTS: ObjectExistsError,
-        Kind.GONE: UploadGoneError,
-        Kind.BEYOND: RangeBeyondError,
-    }
-    return kinds.get(verdict.kind, RefusedError)(text)
+class _Credentials(Credentials):
+    """The credentials that boto3 finds, and finds again if the server refuses them."""
+
+    def __init__(self) -> None:
+        super().__init__("", "")
+        self.renew()
+
+    def renew(self) -> None:
+        """Look for the credentials again, in the environment, files and services."""
+        self._found = Session().get_credentials()
+
+    def get_frozen_credentials(self) -> ReadOnlyCredentials:
+        """Return the credentials with which a request is signed."""
+        if self._found is None:
+            raise NoCredentialsError
+        return self._found.get_frozen_credentials()
+
+    def load_credentials(self) -> "_Credentials":
+        """Return this object, as a session's provider of credentials does."""
+        return self
 
 
 def greet(bucket: str, uri: str) -> None:
@@ -209,19 +235,22 @@ def greet(bucket: str, uri: str) -> None:
     PATIENCE_S is for servers that restart. A server that does not answer the first request probably
     has the wrong address, and a program that reads several inputs would wait for it each time.
     """
-    client = S3Client(bucket, uri, _GREETING_S, _GREETING_S / 2)
-    what, host = "reach the server", _host(client._client("reach the server"))
+    client, what = S3Client(bucket, uri, _GREETING_S, _GREETING_S / 2), "reach the server"
+    host = client.host(what)
     _silent.pop(host, None)
     try:
-        client.call(what, "HeadBucket", lambda s3: s3.head_bucket(Bucket=bucket))
+        with client.requests(what) as s3:
+            s3.head_bucket(Bucket=bucket)
     except (ObjectMissingError, RefusedError):
         return  # it answered, or the settings are wrong; the next request reports the problem
     except StoreError as error:
         _silent[host] = (time.monotonic() + PATIENCE_S, str(error))
 
 
-def _make_client(try_s: float | None) -> "BotoClient":
-    session = boto3.session.Session()
+def _make_client(credentials: _Credentials, try_s: float | None) -> "BotoClient":
+    core = Session()
+    core.register_component("credential_provider", credentials)
+    session = boto3.session.Session(botocore_session=core)
     bundle = os.environ.get("AWS_CA_BUNDLE")
     if bundle and not Path(bundle).exists():
         # botocore would report the missing file only while connecting, as an error to be retried.
@@ -231,8 +260,8 @@ def _make_client(try_s: float | None) -> "BotoClient":
     if path_style is not None and path_style not in styles:
         raise ValueError(f"{PATH_STYLE}: found {path_style!r}, expected true or false")
     config = Config(
-        retries={"total_max_attempts": 1},
-        max_pool_connections=CONNECTIONS,
+        retries={"mode": "standard", "total_max_attempts": 1},
+        max_pool_connections=_CONNECTIONS,
         connect_timeout=try_s or _CONNECT_TIMEOUT_S,
         read_timeout=try_s or _READ_TIMEOUT_S,
         s3={"addressing_style": styles[path_style] if path_style else "auto"},

@@ -1,33 +1,35 @@
-"""Classification of failed S3 requests by the client's next action, and the user's fix for each."""
+"""Classification of failed S3 requests by the error to raise, and the user's fix for each."""
 
 from dataclasses import dataclass
-from enum import Enum
 
 from botocore import exceptions as boto
 from botocore.exceptions import BotoCoreError, ClientError
 from urllib3.exceptions import HTTPError
 
+from pipeline.store.base import ObjectExistsError, ObjectMissingError, RefusedError, StoreError
+
 FAILURES = (BotoCoreError, ClientError, HTTPError)
 """All exceptions that a request may raise. Reading a response's body raises HTTPError."""
 
 
-class Kind(Enum):
-    """Kinds of failure, classified by their consequence."""
+class RangeBeyondError(StoreError):
+    """The first requested byte is beyond the object's end."""
 
-    MISSING = "the object does not exist"
-    EXISTS = "a condition did not hold: the object exists"
-    GONE = "the multipart upload was completed, aborted or swept"
-    BEYOND = "the range begins beyond the object's end"
-    RETRY = "the same request may succeed later"
-    CREDENTIALS = "it may succeed with new credentials"
-    FATAL = "it will fail again"
+
+class UploadGoneError(StoreError):
+    """The multipart upload was completed, aborted or removed."""
+
+
+class CredentialsError(RefusedError):
+    """The server refused the credentials; the request may succeed with new ones."""
 
 
 @dataclass(frozen=True)
 class Verdict:
     """A classified failure."""
 
-    kind: Kind
+    kind: type[StoreError]
+    """The error to raise. Only if it is StoreError itself, the same request may succeed later."""
     text: str
     """The message of the server or library."""
     fix: str
@@ -47,8 +49,14 @@ _CREDENTIALS = {
 _DAMAGED = {"BadDigest", "IncompleteBody", "RequestTimeout", "XAmzContentChecksumMismatch"}
 _BUSY = {"SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded"}
 _CONFLICTS = {"ConditionalRequestConflict", "OperationAborted"}
+_ANSWERS: dict[int, type[StoreError]] = {
+    404: ObjectMissingError,
+    412: ObjectExistsError,
+    416: RangeBeyondError,
+}
 
 _SERVER_FIX = "check that the server runs and is reachable (AWS_ENDPOINT_URL, store.endpoint)"
+_SETTINGS_FIX = "correct the store's URI or the AWS settings (environment, profile)"
 _KEYS_FIX = (
     "pass valid credentials (environment, AWS_PROFILE or web identity), then run the same "
     "command again"
@@ -65,7 +73,7 @@ def judge(error: Exception) -> Verdict:
         return _judge_answer(error)
     text = f"{type(error).__name__}: {error}"
     if "CERTIFICATE_VERIFY_FAILED" in text:
-        return Verdict(Kind.FATAL, text, "name the CA file (AWS_CA_BUNDLE, store.ca_bundle)")
+        return Verdict(RefusedError, text, "name the CA file (AWS_CA_BUNDLE, store.ca_bundle)")
     if isinstance(
         error,
         # Truncated or damaged responses, and all other connection errors.
@@ -75,10 +83,10 @@ def judge(error: Exception) -> Verdict:
         | boto.FlexibleChecksumError
         | HTTPError,
     ):
-        return Verdict(Kind.RETRY, text, _SERVER_FIX)
+        return Verdict(StoreError, text, _SERVER_FIX)
     if isinstance(error, boto.NoCredentialsError | boto.PartialCredentialsError):
-        return Verdict(Kind.FATAL, text, _KEYS_FIX)
-    return Verdict(Kind.FATAL, text, "correct the AWS settings (environment, profile)")
+        return Verdict(RefusedError, text, _KEYS_FIX)
+    return Verdict(RefusedError, text, _SETTINGS_FIX)
 
 
 def _judge_answer(error: ClientError) -> Verdict:
@@ -88,26 +96,18 @@ def _judge_answer(error: ClientError) -> Verdict:
     code = answer.get("Error", {}).get("Code", "")
     text = f"the server answered {status} {code}: {answer.get('Error', {}).get('Message', '')}"
     if code == "NoSuchBucket":
-        return Verdict(Kind.FATAL, text, "create the bucket, or name a different bucket")
+        return Verdict(RefusedError, text, "create the bucket, or name a different bucket")
     if code == "NoSuchUpload":
         fix = "another process completed or swept this upload: write the object again"
-        return Verdict(Kind.GONE, text, fix)
-    if status == 404:
-        return Verdict(Kind.MISSING, text, "")
-    if status == 412:
-        return Verdict(Kind.EXISTS, text, "")
-    if status == 416:
-        return Verdict(Kind.BEYOND, text, "")
+        return Verdict(UploadGoneError, text, fix)
+    if status in _ANSWERS:
+        return Verdict(_ANSWERS[status], text, "")
     if code in _CREDENTIALS:
-        return Verdict(Kind.CREDENTIALS, text, _KEYS_FIX)
-    if code in _CONFLICTS | _DAMAGED | _BUSY or status == 429:
-        return Verdict(Kind.RETRY, text, _SERVER_FIX)
+        return Verdict(CredentialsError, text, _KEYS_FIX)
     if status == 501:  # the server does not implement the request
-        return Verdict(Kind.FATAL, text, "use a server that implements this part of S3")
-    if status >= 500:
-        return Verdict(Kind.RETRY, text, _SERVER_FIX)
+        return Verdict(RefusedError, text, "use a server that implements this part of S3")
+    if code in _CONFLICTS | _DAMAGED | _BUSY or status == 429 or status >= 500:
+        return Verdict(StoreError, text, _SERVER_FIX)
     if code == "RequestTimeTooSkewed":
-        return Verdict(Kind.FATAL, text, "set this machine's clock")
-    if status == 403:
-        return Verdict(Kind.FATAL, text, _PERMISSION_FIX)
-    return Verdict(Kind.FATAL, text, "correct the store's URI or the AWS settings")
+        return Verdict(RefusedError, text, "set this machine's clock")
+    return Verdict(RefusedError, text, _PERMISSION_FIX if status == 403 else _SETTINGS_FIX)

@@ -1,9 +1,8 @@
 """All limits on traces, as specified in docs/trace-format.md, and the functions that check them.
 
-Writers check everything before the first byte reaches the store, and readers check everything that
-they read. Readers therefore accept every trace that writers accept. If a check fails, the function
-raises a TraceError that names the object or sample, and gives the value found and the value
-expected.
+Writers check everything before the first byte reaches the store; readers rely on that. If a check
+fails, the function raises a TraceError that names the object or sample, and gives the value found
+and the value expected.
 """
 
 import json
@@ -22,10 +21,9 @@ from pipeline.traces.format.types import Kind, Provenance, Routes, Sample, Trace
 
 MOST = 2**31 - 1
 """The maximum value of every count, position, row number and version."""
-MOST_TOKEN = 2**32 - 1
 MOST_STEP, MOST_SHARD, MOST_STAGE = 999_999, 99_999, 999
 MOST_SPANS = 1 << 16
-"""Maximum number of spans of a new sample; for stored samples, the bounds in pages.py apply."""
+"""Maximum number of version spans of a sample."""
 MOST_SEED, NO_SEED = 2**63 - 1, -1
 """The maximum seed, and the seed of a sample that was generated without one or whose seed is
 unknown."""
@@ -216,57 +214,34 @@ def check_routes(routes: object, where: str) -> Routes:
     return routes
 
 
-def check_sample(sample: Sample, name: str = "") -> None:
-    """Raise TraceError if a sample, whether written or read, breaks a rule of the format.
+def check_new(sample: Sample, step: int | None) -> None:
+    """Raise TraceError for a sample that must not be written in this step.
 
-    Routes are checked only by the encoder, because checking them requires a geometry. `name` is the
-    file, for the error message.
+    Routes are checked with their geometry (`format.routes.canonical`). For a validation, `step` is
+    None.
     """
     if not isinstance(sample, Sample):
         raise TraceError(f"{shown(sample)} of type {type(sample).__name__}, expected a Sample")
-    where = f"{name}: sample {shown(sample.id)}" if name else f"sample {shown(sample.id)}"
-    check_name(sample.id, f"{where}: id")
-    check_name(sample.group, f"{where}: group")
-    check_name(sample.prompt_id, f"{where}: prompt_id")
-    if sample.branch_of is not None:
-        check_name(sample.branch_of, f"{where}: branch_of")
+    where = f"sample {shown(sample.id)}"
     check_line(sample.finish_reason, f"{where}: finish_reason")
     check_number(sample.seed, MOST_SEED, f"{where}: seed", NO_SEED)
     if sample.reward is not None:
         check_reward(sample.reward, where)
     if sample.reward_error is not None:
         check_text(sample.reward_error, f"{where}: reward_error")
+        if sample.reward is not None:
+            raise TraceError(f"{where}: a reward and a reward_error, expected at most one")
     _check_arrays(sample, where)
     if np.count_nonzero(np.isinf(sample.logprobs_G)):  # any() takes 10 times as long for few tokens
         raise TraceError(f"{where}: infinite log-probs, expected finite ones, or NaN if unknown")
     _check_spans(sample.version_spans, len(sample.response_tokens_G), where)
+    json_text(sample.extras, f"{where}: extras")
+    _check_id(sample, step, where)
 
 
-def check_new(sample: Sample, step: int | None) -> None:
-    """Raise TraceError for a sample that must not be written in this step.
-
-    For a validation, `step` is None.
-    """
-    check_sample(sample)
-    json_text(sample.extras, f"sample {shown(sample.id)}: extras")
-    check_written(sample, step)
-
-
-def check_written(sample: Sample, step: int | None) -> None:
-    """Raise TraceError if a sample that `check_sample` accepts breaks a rule for writers.
-
-    These rules are the limits on new samples, and the form of ids. Readers treat ids as opaque, but
-    writers must form ids as specified in docs/trace-format.md. For a validation, `step` is None.
-    """
-    where = f"sample {shown(sample.id)}"
-    S = len(sample.prompt_tokens_P) + len(sample.response_tokens_G)
-    check_number(S, MOST_TOKENS, f"{where}: number of tokens", 1)
-    if len(sample.version_spans) > MOST_SPANS:
-        raise TraceError(
-            f"{where}: {len(sample.version_spans)} version spans, expected at most {MOST_SPANS}"
-        )
-    if sample.reward is not None and sample.reward_error is not None:
-        raise TraceError(f"{where}: a reward and a reward_error, expected at most one of the two")
+def _check_id(sample: Sample, step: int | None, where: str) -> None:
+    """Raise TraceError unless id, group, prompt_id and branch_of belong together."""
+    check_name(sample.id, f"{where}: id")
     check_prompt_id(sample.prompt_id, f"{where}: prompt_id")
     found = _SAMPLE_ID.fullmatch(sample.id)
     if found is None:
@@ -351,12 +326,14 @@ def _check_arrays(sample: Sample, where: str) -> None:
             raise TraceError(
                 f"{where}: {found} values of {name}, expected {G}, one per response token"
             )
-    check_number(len(sample.prompt_tokens_P) + G, MOST, f"{where}: number of tokens", 1)
+    check_number(len(sample.prompt_tokens_P) + G, MOST_TOKENS, f"{where}: number of tokens", 1)
 
 
 def _check_spans(spans: object, G: int, where: str) -> None:
     if not isinstance(spans, tuple) or not all(isinstance(span, VersionSpan) for span in spans):
         raise TraceError(f"{where}: version spans {shown(spans)}, expected a tuple of VersionSpan")
+    if len(spans) > MOST_SPANS:
+        raise TraceError(f"{where}: {len(spans)} version spans, expected at most {MOST_SPANS}")
     for span in spans:
         for name, value in vars(span).items():
             check_number(value, MOST, f"{where}: {name} of a version span")

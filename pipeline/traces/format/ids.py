@@ -11,6 +11,8 @@ from string import ascii_letters, digits
 from pipeline.run.plan import Plan, PlannedPrompt, StepPlan
 from pipeline.traces.format.types import TraceError
 
+VALIDATION = "val-"
+"""Prefix of the ids of a validation's samples."""
 _FILE_CHARACTERS = {ord(c): c for c in f"{ascii_letters}{digits}.-"} | {ord("/"): "_"}
 _FILE_NAME_BYTES = 200
 _NAMED = 5  # the number of ids that an error message lists; others are just counted
@@ -51,7 +53,7 @@ def validation_id(version: int, prompt_id: str, k: int) -> str:
     Returns:
         The sample id. Example: 'val-000003/17/0'.
     """
-    return f"val-{sample_id(version, prompt_id, k)}"
+    return VALIDATION + sample_id(version, prompt_id, k)
 
 
 def planned_id(plan: Plan, prompt: PlannedPrompt, k: int) -> str:

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from pipeline.config.tree import RunConfig
 from pipeline.model.geometry import Geometry
-from pipeline.policies.versions import digests_of, refer_policy
+from pipeline.policies.versions import refer_policy
 from pipeline.run import keys
 from pipeline.run.attempts import Attempt
 from pipeline.run.commit import DataFile, commit, new_write_id, put_file, sha256
@@ -28,6 +28,7 @@ from tests.attempts import make_attempt
 from tests.data_files import put_data
 from tests.paths import ROOT
 from tests.tiny_models import make_tiny
+from tests.weights import digest_of
 
 GEOMETRY = Geometry(experts=16, topk=4, layers=(0, 1, 2, 3))
 TEMPERATURE = 0.8
@@ -86,7 +87,7 @@ def make_run(
     )
     settings = config.model_dump(mode="json")
     create_description(store, RunDescription("by-hand", settings, inputs, GEOMETRY, {}))
-    refer_policy(store, 0, list(staged.values()), digests_of(policies[0]).weights)
+    refer_policy(store, 0, list(staged.values()), digest_of(policies[0]))
     begin(store, 0, validations)
     return policies
 

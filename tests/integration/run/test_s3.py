@@ -39,7 +39,7 @@ def inputs_at(place: str) -> list[str]:
     example = ROOT / "examples/addition"
     store = open_store(f"{place}/inputs")
     for path in (example / "train.parquet", example / "reward.py", *(example / "model").iterdir()):
-        store.create_from_file(str(path.relative_to(example)), path)
+        store.upload_file(str(path.relative_to(example)), path)
     return [
         f"data.train_files={place}/inputs/train.parquet",
         f"custom_reward_function.path={place}/inputs/reward.py",

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.policies.cache import PolicyCache
-from pipeline.policies.versions import digests_of, publish_policy
+from pipeline.policies.versions import publish_policy
 from pipeline.run import keys
 from pipeline.run.commit import fetch_file, put_file, sha256_of_file
 from pipeline.store import Store, open_store
@@ -19,7 +19,7 @@ from tests.away import Away
 from tests.exhaustive import sample_or_all
 from tests.minio import Minio, new_place, start_minio, use
 from tests.proxy import Proxy, start_proxy
-from tests.weights import some_weights
+from tests.weights import digest_of, some_weights
 
 pytestmark = pytest.mark.integration
 AWAY_S = sample_or_all(1, 20)
@@ -50,14 +50,14 @@ def policy(folder: Path) -> Path:
 
 def policy_up(store: Store, folder: Path) -> None:
     made = publish_policy(store, 1, policy(folder / "made"))
-    assert made.body["weights_sha256"] == digests_of(folder / "made").weights
+    assert made.body["weights_sha256"] == digest_of(folder / "made")
     assert open_store(store.uri).size(keys.policy(1)) is not None
 
 
 def policy_down(store: Store, folder: Path) -> None:
     with closing(PolicyCache(store, folder)) as cache, cache.held(1) as held:
         assert (
-            held.weights == digests_of(held.folder).weights == digests_of(folder / "made").weights
+            held.weights == digest_of(held.folder) == digest_of(folder / "made")
         )
 
 

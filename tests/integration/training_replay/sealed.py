@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from pipeline.config.tree import RunConfig
-from pipeline.policies.versions import digests_of, refer_policy
+from pipeline.policies.versions import refer_policy
 from pipeline.run import keys
 from pipeline.run.commit import new_write_id, put_file
 from pipeline.run.description import RunDescription, StagedInputs, create_description
@@ -31,6 +31,7 @@ from pipeline.traces import (
     write_shard,
 )
 from tests.data_files import put_data
+from tests.weights import digest_of
 
 TEMPERATURE = 0.8
 STALE: dict[str, Any] = {
@@ -209,7 +210,7 @@ def make_run(
         path.name: put_file(store, keys.input_file(f"{index:064d}", path.name), path)
         for index, path in enumerate(sorted(model_folder.iterdir()))
     }
-    refer_policy(store, 0, list(files.values()), digests_of(model_folder).weights)
+    refer_policy(store, 0, list(files.values()), digest_of(model_folder))
     model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
     geometry = geometry_of(model) if routes else None
     data = put_data(store, keys.input_file(f"{len(files):064d}", "prompts.parquet"), b"")

@@ -11,7 +11,7 @@ import pytest
 from pipeline.policies.cache import PolicyCache
 from pipeline.policies.fetch import fetch_policy
 from pipeline.policies.prefetch import Prefetch
-from pipeline.policies.versions import chain, digests_of
+from pipeline.policies.versions import chain
 from pipeline.run import keys
 from pipeline.run.commit import files_in, read_commit, sha256
 from pipeline.store import Store, open_store
@@ -24,6 +24,7 @@ from tests.minio import Minio, minio, new_place, s3_uri, start_minio, use
 from tests.patience import PATIENCE_S, eventually
 from tests.proxy import start_proxy
 from tests.tiny_models import make_tiny
+from tests.weights import digest_of
 
 pytestmark = [
     pytest.mark.integration,
@@ -133,7 +134,7 @@ def test_differences_from_a_slow_store_lead_to_the_same_weights(
 def digest_held(cache: PolicyCache, version: int) -> str:
     """Hold a version as a worker does, and return the digest of the weights in its folder."""
     with cache.held(version) as held:
-        found = digests_of(held.folder).weights
+        found = digest_of(held.folder)
         assert found == held.weights
     cache.loaded(version)
     return found

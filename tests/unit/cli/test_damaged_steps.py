@@ -53,20 +53,6 @@ def test_the_other_steps_are_exported(run, tmp_path, form):
     assert sorted(path.name for path in out.iterdir()) == names
 
 
-@pytest.mark.parametrize("command", ["ls", "stats", "export", "verify"])
-def test_a_link_to_itself_does_not_hide_the_other_steps(run, tmp_path, command):
-    manifest = tmp_path / "store" / "run" / keys.manifest(1)
-    manifest.unlink()
-    manifest.symlink_to(manifest.name)
-    out = tmp_path / "out"
-    more = ["--out", out] if command == "export" else []
-    found = outcome(command, run.uri, *more, expect=1)
-    assert keys.manifest(1) in found
-    assert "symbolic links; remove it" in found
-    if command == "export":
-        assert sorted(path.name for path in out.iterdir()) == ["000000", "000002"]
-
-
 @pytest.mark.parametrize("command", ["ls", "stats", "export"])
 def test_a_damaged_step_that_the_user_names_is_refused(run, tmp_path, command):
     more = ["--out", tmp_path / "out"] if command == "export" else []

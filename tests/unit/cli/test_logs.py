@@ -96,7 +96,12 @@ def test_logs_of_a_run_on_kubernetes_are_elsewhere(logs, folder):
     for log in logs.iterdir():
         log.unlink()
     store = open_store(str(folder / "outputs/store/test"))
-    commit(store, keys.attempt(0), {"number": 0, "owner": owner_json(this_owner("0a1b"))}, new_write_id())
+    commit(
+        store,
+        keys.attempt(0),
+        {"number": 0, "owner": owner_json(this_owner("0a1b"))},
+        new_write_id(),
+    )
     [said] = command("test", expect=2)
     store.delete(keys.attempt(0))
     for component in ("rollout", "training"):

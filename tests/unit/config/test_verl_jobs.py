@@ -110,7 +110,7 @@ def test_jobs_are_imported(tmp_path, name: str):
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_settings_files_of_jobs_load(name: str):
-    """Users may also keep verl's settings as they are: the same settings are refused."""
+    """Users may also keep a file for verl unchanged: the same settings are refused."""
     settings = [one for one in jobs()[name] if not one.startswith("--")]
     keys = {".".join(read_override(one)[0]) for one in settings}
     try:

@@ -52,6 +52,6 @@ def test_training_gets_the_first_gpus_and_each_engine_the_next_ones(
     monkeypatch.setattr(local, "choose_device", lambda wanted: device)
     display: Any = SimpleNamespace(phase=lambda *_: None, line=print, progress_folder=None)
     run: Any = SimpleNamespace(uri="memory://test")
-    with local._workers(display, config, run, attempt_of(config, 0)):
+    with local._workers(display, 2048, config, run, attempt_of(config, 0)):
         assert started["training"].devices == training
         assert started["rollout"].devices == rollout

@@ -26,7 +26,9 @@ def test_workers_advice_can_be_followed_in_an_existing_run():
 def advised(text: str) -> list[str]:
     """Return the dotted keys of the settings that a text advises changing."""
     parts = re.findall(r"\b(?:raise|lower|set|write|choose|use|add the line) ([^;]*)", text)
-    names = {name for part in parts for name in re.findall(r"(?:[a-z_]+\.)+[a-z_]+", part)}
+    names = {
+        name for part in parts for name in re.findall(r"(?<![\0.\w])(?:[a-z_]+\.)+[a-z_]+", part)
+    }
     groups = {part for name in all_keys() for part in name.split(".")[:-1]}
     return sorted(name for name in names if name.partition(".")[0] in groups)
 

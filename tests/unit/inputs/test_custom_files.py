@@ -94,7 +94,7 @@ def test_data_sources_without_a_scorer_are_named_for_each_file(settings):
 
 
 def test_a_neighbour_is_part_of_the_reward_input(settings):
-    """Its change is one of the run, and the staged archive contains the file and the neighbour."""
+    """The staged archive contains the file and the neighbour, whose changes count."""
     folder = settings.parent
     (folder / "helper.py").write_text("RIGHT = 1.0")
     reward = folder / "reward.py"

@@ -11,7 +11,6 @@ from pipeline.model.shapes import shape_problems, tensor_shapes
 from tests.tiny_models import FAMILIES, make_own, make_tiny
 
 FIX = "; use the config.json that came with the weights"
-QWEN = {"model_type": "qwen3_moe", "num_hidden_layers": 2, "num_experts": 8, "hidden_size": 4}
 
 
 @pytest.fixture(scope="module")

@@ -110,17 +110,16 @@ def noise(seed: int) -> np.ndarray:
     return bits.view(np.float16)
 
 
-def run(store: Store, disk: Path, full_in: str, call: int, what: str) -> dict[str, object]:
-    """Fetch while the disk becomes full, and return the program's answer.
+def run(store: Store, disk: Path, full_in: str, call: int) -> dict[str, object]:
+    """Patch a copy from version 1 to 3 while the disk becomes full; return the program's answer.
 
     Args:
         store: The run's store.
         disk: The folder of the disk.
         full_in: The function in pipeline.policies.fetch before which the disk becomes full.
         call: The call of that function before which this happens, counted from 1.
-        what: `copy` to patch a machine's copy from version 1 to 3, or `export`.
     """
-    words = (sys.executable, "-c", PROGRAM, store.uri, str(disk), full_in, str(call), what)
+    words = (sys.executable, "-c", PROGRAM, store.uri, str(disk), full_in, str(call))
     done = in_small_disk(disk, *words)
     assert done.returncode == 0, done.stderr
     answer: dict[str, object] = json.loads(done.stdout)
@@ -136,7 +135,7 @@ def test_a_copy_on_a_disk_that_fills_up_holds_its_former_version_or_none(
     store: Store, disk: Path, full_in: str, call: int, keeps: bool
 ):
     """The first difference is fetched before the copy changes; later, the copy holds no version."""
-    answer = run(store, disk, full_in, call, "copy")
+    answer = run(store, disk, full_in, call)
     error = str(answer["error"])
     assert f"{disk}/retrace-policies-" in error
     assert "No space left on device" in error

@@ -80,15 +80,22 @@ def test_a_validation_with_only_masked_samples_is_complete(tmp_path: Path):
     assert "—" in text_of(closing_table([StepMetrics(0, VALUES)], {0: None})).splitlines()[-2]
 
 
-_NO_NUMBERS = (None, "1", True, [1], {"x": 1}, float(1 << 70), -1, 0.5, 1 << 63)
+def sources(sums: object) -> dict[str, object]:
+    return {"sources": {"gsm8k": {"reward": sums}}}
 
 
-@pytest.mark.parametrize("value", [*_NO_NUMBERS, ...], ids=repr)
-@pytest.mark.parametrize("name", ["count", "masked", "reward_sum"])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("count", value) for value in (None, "1", -1, 0.5, ...)),
+        ("masked", True),
+        *(("reward_sum", value) for value in ([1], {"x": 1}, ...)),
+        *(("maker", sources(value)) for value in (None, [1], ["1", 2], [1, -1], {})),
+    ],
+    ids=repr,
+)
 def test_a_validation_with_invalid_numbers_is_refused(tmp_path: Path, name, value):
     """The value `...` stands for a missing key."""
-    if name == "reward_sum" and isinstance(value, float | int) and value in (-1, 0.5, 2.0**70):
-        return  # a sum may be negative, fractional or large
     store = open_store(str(tmp_path))
     publish_plan(store, make_validation_plan())
     body = {"reward_sum": 1.5, "count": 2, "masked": 0, name: value}
@@ -97,19 +104,6 @@ def test_a_validation_with_invalid_numbers_is_refused(tmp_path: Path, name, valu
         stored |= {"version": 0, "shard": shard}
         commit(store, keys.validation(0, shard), stored, "aaaaaaaa")
     with pytest.raises(CorruptObjectError, match=f"{keys.validation(0, 0)} in .*{name}"):
-        read_validation(store, 0)
-
-
-@pytest.mark.parametrize("sums", [None, [], [1], [1, 2, 3], ["1", 2], [1, -1], {}], ids=repr)
-def test_invalid_sums_of_data_sources_are_refused(tmp_path: Path, sums):
-    store = open_store(str(tmp_path))
-    publish_plan(store, make_validation_plan())
-    body = {"reward_sum": 1.5, "count": 2, "masked": 0}
-    body["maker"] = {"sources": {"gsm8k": {"reward": sums}}}
-    for shard in range(2):
-        place = {"version": 0, "shard": shard}
-        commit(store, keys.validation(0, shard), body | place, "aaaaaaaa")
-    with pytest.raises(CorruptObjectError, match=f"{keys.validation(0, 0)} in .*maker"):
         read_validation(store, 0)
 
 

@@ -15,7 +15,7 @@ from pipeline.run.description import (
 from pipeline.run.uses import (
     ATTEMPT,
     SupersededError,
-    first_commit,
+    first_use,
     outdated_shards,
     refuse_superseded,
 )
@@ -86,11 +86,20 @@ def test_shards_of_attempts_before_a_change_of_inputs_are_outdated(store):
 
 
 @pytest.mark.parametrize(
-    "key", [keys.rollout(0, 1), keys.validation(0, 1), keys.manifest(0), keys.policy(1)]
+    ("key", "val_prompts", "functions"),
+    [
+        (keys.rollout(0, 1), False, False),
+        (keys.validation(0, 1), True, False),
+        (keys.manifest(0), False, False),
+        (keys.policy(1), False, True),
+    ],
 )
-def test_the_first_commit_that_depends_on_inputs_is_found(store, key):
+def test_the_first_commit_that_depends_on_an_input_is_found(store, key, val_prompts, functions):
+    """Only validations depend on validation prompts, and only trained policies on functions."""
     for other in (keys.plan(0), keys.policy(0)):
         store.create(other, b"{}")
-    assert first_commit(store) is None
+    assert first_use(store, "prompts") is None
     store.create(key, b"{}")
-    assert first_commit(store) == key
+    assert first_use(store, "prompts") == first_use(store, "model") == key
+    assert (first_use(store, "val_prompts") == key) == val_prompts
+    assert (first_use(store, "functions") == key) == functions

@@ -44,9 +44,7 @@ FOLDER = {
     ("content", "others"),
     [
         ("import json, numpy, yaml, no_code, absent", []),
-        ("import c", ["c.py"]),
         ("import importlib\nimportlib.import_module('c')", ["c.py"]),
-        ("__import__('c')", ["c.py"]),
         ("if x:\n    try:\n        from c import *\n    except ImportError: pass", ["c.py"]),
         ("import a.anything", ["a.py", "b.py", "c.py", "package/__init__.py",
                                "package/deep/data.txt", "package/inner.py"]),

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.config.tree import StoreSettings
-from pipeline.store.s3_errors import Kind, judge
+from pipeline.store import ObjectExistsError, ObjectMissingError, RefusedError, StoreError
+from pipeline.store.s3_errors import CredentialsError, RangeBeyondError, UploadGoneError, judge
 from pipeline.store.s3_ranges import PIECE, spans
 from pipeline.store.schemes import make_container
 from pipeline.store.settings import environment, use_settings
@@ -60,42 +61,42 @@ def answer(status: int, code: str) -> ClientError:
 @pytest.mark.parametrize(
     ("error", "kind"),
     [
-        (answer(404, "NoSuchKey"), Kind.MISSING),
-        (answer(404, "404"), Kind.MISSING),
-        (answer(404, "NoSuchUpload"), Kind.GONE),
-        (answer(404, "NoSuchBucket"), Kind.FATAL),
-        (answer(409, "ConditionalRequestConflict"), Kind.RETRY),
-        (answer(409, "BucketAlreadyExists"), Kind.FATAL),
-        (answer(412, "PreconditionFailed"), Kind.EXISTS),
-        (answer(416, "InvalidRange"), Kind.BEYOND),
-        (answer(403, "AccessDenied"), Kind.FATAL),
-        (answer(403, "403"), Kind.FATAL),
-        (answer(400, "ExpiredToken"), Kind.CREDENTIALS),
-        (answer(403, "InvalidAccessKeyId"), Kind.CREDENTIALS),
-        (answer(403, "RequestTimeTooSkewed"), Kind.FATAL),
-        (answer(400, "RequestTimeout"), Kind.RETRY),
-        (answer(400, "BadDigest"), Kind.RETRY),
-        (answer(400, "InvalidArgument"), Kind.FATAL),
-        (answer(429, "TooManyRequests"), Kind.RETRY),
-        (answer(500, "InternalError"), Kind.RETRY),
-        (answer(501, "NotImplemented"), Kind.FATAL),
-        (answer(503, "SlowDown"), Kind.RETRY),
-        (boto.EndpointConnectionError(endpoint_url="http://x"), Kind.RETRY),
-        (boto.ConnectionClosedError(endpoint_url="http://x"), Kind.RETRY),
-        (boto.ReadTimeoutError(endpoint_url="http://x"), Kind.RETRY),
-        (boto.ConnectTimeoutError(endpoint_url="http://x"), Kind.RETRY),
-        (boto.IncompleteReadError(actual_bytes=1, expected_bytes=2), Kind.RETRY),
-        (boto.SSLError(endpoint_url="https://x", error="EOF occurred"), Kind.RETRY),
-        (boto.SSLError(endpoint_url="x", error="CERTIFICATE_VERIFY_FAILED"), Kind.FATAL),
-        (boto.NoCredentialsError(), Kind.FATAL),
-        (boto.ParamValidationError(report="x"), Kind.FATAL),
+        (answer(404, "NoSuchKey"), ObjectMissingError),
+        (answer(404, "404"), ObjectMissingError),
+        (answer(404, "NoSuchUpload"), UploadGoneError),
+        (answer(404, "NoSuchBucket"), RefusedError),
+        (answer(409, "ConditionalRequestConflict"), StoreError),
+        (answer(409, "BucketAlreadyExists"), RefusedError),
+        (answer(412, "PreconditionFailed"), ObjectExistsError),
+        (answer(416, "InvalidRange"), RangeBeyondError),
+        (answer(403, "AccessDenied"), RefusedError),
+        (answer(403, "403"), RefusedError),
+        (answer(400, "ExpiredToken"), CredentialsError),
+        (answer(403, "InvalidAccessKeyId"), CredentialsError),
+        (answer(403, "RequestTimeTooSkewed"), RefusedError),
+        (answer(400, "RequestTimeout"), StoreError),
+        (answer(400, "BadDigest"), StoreError),
+        (answer(400, "InvalidArgument"), RefusedError),
+        (answer(429, "TooManyRequests"), StoreError),
+        (answer(500, "InternalError"), StoreError),
+        (answer(501, "NotImplemented"), RefusedError),
+        (answer(503, "SlowDown"), StoreError),
+        (boto.EndpointConnectionError(endpoint_url="http://x"), StoreError),
+        (boto.ConnectionClosedError(endpoint_url="http://x"), StoreError),
+        (boto.ReadTimeoutError(endpoint_url="http://x"), StoreError),
+        (boto.ConnectTimeoutError(endpoint_url="http://x"), StoreError),
+        (boto.IncompleteReadError(actual_bytes=1, expected_bytes=2), StoreError),
+        (boto.SSLError(endpoint_url="https://x", error="EOF occurred"), StoreError),
+        (boto.SSLError(endpoint_url="x", error="CERTIFICATE_VERIFY_FAILED"), RefusedError),
+        (boto.NoCredentialsError(), RefusedError),
+        (boto.ParamValidationError(report="x"), RefusedError),
     ],
 )
 def test_failures_are_classified(error, kind):
     verdict = judge(error)
     assert verdict.kind is kind
     assert verdict.text
-    assert verdict.fix or kind in (Kind.MISSING, Kind.EXISTS, Kind.BEYOND)
+    assert verdict.fix or kind in (ObjectMissingError, ObjectExistsError, RangeBeyondError)
 
 
 def test_settings_reach_workers_as_environment_variables(monkeypatch):
@@ -118,7 +119,7 @@ def test_settings_reach_workers_as_environment_variables(monkeypatch):
 @pytest.mark.parametrize("there", [True, False])
 def test_a_missing_bucket_is_created(there, monkeypatch):
     client = boto3.client("s3", region_name="us-east-1", endpoint_url="http://localhost")
-    monkeypatch.setattr("pipeline.store.s3_client._make_client", lambda try_s: client)
+    monkeypatch.setattr("pipeline.store.s3_client._make_client", lambda *arguments: client)
     with Stubber(client) as server:
         if there:
             server.add_response("head_bucket", {}, {"Bucket": "my-bucket"})

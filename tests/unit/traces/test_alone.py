@@ -1,5 +1,6 @@
 """Traces work if all packages but pyarrow, numpy, msgspec, boto3 and what they need are hidden."""
 
+import json
 import os
 import subprocess
 import sys
@@ -35,3 +36,21 @@ def test_the_requirements_of_boto3_are_not_hidden():
     found = set(closure(["boto3"]))
     assert {"boto3", "botocore", "urllib3", "python-dateutil"} <= found
     assert not found & {"pydantic", "pyyaml", "awscrt"}
+
+
+def test_the_library_imports_only_what_traces_need(tmp_path):
+    """Traces can therefore be used on machines where Retrace does not run."""
+    program = (
+        "import json, sys\n"
+        "before = set(sys.modules)\n"
+        "import pipeline.traces, pipeline.upkeep.export, pipeline.upkeep.verify\n"
+        "new = {name.split('.')[0] for name in set(sys.modules) - before}\n"
+        "print(json.dumps(sorted(new - set(sys.stdlib_module_names) - {'pipeline'})))\n"
+    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    needed = {"numpy", "pyarrow", "msgspec", "cython_runtime", "cloudpickle"}
+    needed.add("typing_extensions")  # msgspec uses it if it is installed
+    extra = set(json.loads(done.stdout)) - needed
+    assert {name for name in extra if not name.startswith("_")} == set()

@@ -1,27 +1,31 @@
 """Reading returns the samples and routes that were written."""
 
-from dataclasses import replace
+from typing import get_args
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
-from pipeline.run.commit import new_write_id
+from pipeline import threads
+from pipeline.config.tree import Rollout
+from pipeline.run.commit import CorruptObjectError, new_write_id
 from pipeline.traces import (
-    Geometry,
-    Provenance,
-    Routes,
+    Compression,
+    RouteStream,
     TraceError,
     VersionSpan,
-    read_manifest,
+    new_sample,
     read_routes,
     read_sample_file,
     read_samples,
-    routes_digest,
     seal,
-    token_digest,
     write_samples,
     write_shard,
+    write_step,
 )
+from pipeline.traces.format import parquet
+from pipeline.traces.write import files
+from tests.memory_store import MemoryStore
 from tests.samples import (
     GEOMETRY,
     R3,
@@ -31,51 +35,6 @@ from tests.samples import (
     same_sample,
     without_routes,
 )
-
-
-@pytest.mark.parametrize("experts", [16, 256, 300])
-def test_samples_and_routes_survive(store, experts, small_row_groups):
-    """There are several shards and row groups. Results are in the requested order, whether all
-    layers or only some are requested."""
-    geometry = Geometry(experts, 4, (1, 2, 5))
-    samples = make_samples(prompts=5, n=3, geometry=geometry)
-    write_shard(store, 0, 0, new_write_id(), samples[:6], geometry, R3)
-    write_shard(store, 0, 1, new_write_id(), samples[6:], geometry, R3)
-    ids = [sample.id for sample in samples]
-    manifest = seal(store, 0, 2, lambda shard: [ids[:6], ids[6:]][shard], 0).all()
-    assert (manifest.geometry, manifest.provenance, manifest.ids) == (geometry, R3, sorted(ids))
-
-    found = read_samples(store, manifest, ids[::-1])
-    assert all(map(same_sample, found, samples[::-1]))
-    routes = read_routes(store, manifest, ids)
-    assert list(routes) == ids
-    assert all(equal(routes[s.id], s.routes) for s in samples)
-
-    some = read_routes(store, manifest, ids[3:5], [5, 1])
-    assert list(some) == ids[3:5]
-    for id in some:
-        assert np.array_equal(some[id].sets_TLK, routes[id].sets_TLK[:, [2, 0]])
-
-    rows = {row["id"]: row for row in manifest.rows.to_pylist()}
-    for sample in samples:
-        row = rows[sample.id]
-        assert row["token_digest"] == token_digest(sample.tokens_S)
-        assert row["routes_digest"] == routes_digest(sample.routes, geometry)
-        assert row["rows_valid"] == sample.routes.valid_T.sum()
-        assert row["rows_total"] == len(sample.tokens_S) - 1
-
-
-def test_samples_without_routes_are_written_and_read(store):
-    """With a dense model, or in a run that records no routes, there is no geometry and no routes
-    file, and the columns for routes are null."""
-    samples = without_routes(make_samples())
-    write_shard(store, 0, 0, new_write_id(), samples, None, None)
-    manifest = seal(store, 0, 1, lambda _: [sample.id for sample in samples], 0).all()
-    assert manifest.geometry is None
-    assert manifest.rows["routes"].null_count == manifest.rows["rows_valid"].null_count == 6
-    assert all(map(same_sample, read_samples(store, manifest, manifest.ids), samples))
-    with pytest.raises(TraceError, match="step 0: no routes in its samples"):
-        read_routes(store, manifest, manifest.ids)
 
 
 def test_an_empty_shard_is_a_shard(store):
@@ -88,25 +47,6 @@ def test_an_empty_shard_is_a_shard(store):
     assert len(read_routes(store, manifest, manifest.ids)) == 6
 
 
-def test_a_sample_of_one_token_has_no_rows(store):
-    """With P = 1 and an abort before the first response token, S - 1 = 0 rows remain."""
-    sample = make_samples(prompts=1, n=1)[0]
-    nothing = Routes(np.empty((0, 3, 4), np.uint8), np.empty(0, np.bool_))
-    sample = replace(
-        sample,
-        prompt_tokens_P=sample.prompt_tokens_P[:1],
-        response_tokens_G=sample.response_tokens_G[:0],
-        loss_mask_G=sample.loss_mask_G[:0],
-        logprobs_G=sample.logprobs_G[:0],
-        version_spans=(VersionSpan(0, 0, 0),),
-        routes=nothing,
-    )
-    write_shard(store, 0, 0, new_write_id(), [sample], GEOMETRY, R3)
-    manifest = seal(store, 0, 1, lambda _: [sample.id], 0).all()
-    assert same_sample(read_samples(store, manifest, [sample.id])[0], sample)
-    assert read_routes(store, manifest, [sample.id])[sample.id].sets_TLK.shape == (0, 3, 4)
-
-
 def test_validation_samples_are_written_and_read(store):
     """A validation has no manifest."""
     samples = without_routes(make_samples())
@@ -114,12 +54,68 @@ def test_validation_samples_are_written_and_read(store):
     assert all(map(same_sample, read_sample_file(store, file), samples))
 
 
-def test_the_provenance_is_read_as_written(store):
-    samples = make_samples(version=7, step=8)
-    made_by = Provenance("R3", 7, "vllm 0.32.0")
-    write_shard(store, 8, 0, new_write_id(), samples, GEOMETRY, made_by)
-    seal(store, 8, 1, lambda _: [s.id for s in samples], 7)
-    manifest = read_manifest(store, 8)
-    assert manifest.provenance == made_by
-    assert manifest.policy_version == 7
-    assert set(manifest.rows["policy_version"].to_pylist()) == {7}
+CODECS = {"zstd": "ZSTD", "lz4": "LZ4", "none": "UNCOMPRESSED"}
+
+
+@pytest.mark.parametrize("compression", get_args(Compression))
+def test_every_reader_accepts_every_compression(store, tmp_path, compression):
+    samples = make_samples()
+    write_shard(store, 0, 0, "0123abcd", samples, GEOMETRY, R3, compression=compression)
+    metadata = pq.read_metadata(next(tmp_path.rglob("*.routes.parquet")))
+    chunk = metadata.row_group(0).column(4)
+    assert (chunk.path_in_schema, chunk.compression) == ("layer_00002", CODECS[compression])
+    manifest = seal(store, 0, 1, lambda _: sorted(sample.id for sample in samples), 0).all()
+    found = read_routes(store, manifest, manifest.ids)
+    stream = RouteStream(store, manifest, GEOMETRY.layers)
+    for sample in samples:
+        assert equal(found[sample.id], sample.routes)
+        assert equal(stream[sample.id], sample.routes)
+
+
+def test_an_unknown_compression_is_refused_before_writing(store):
+    with pytest.raises(TraceError, match="gzip"):
+        write_shard(store, 0, 0, "0123abcd", make_samples(), GEOMETRY, R3, compression="gzip")
+    assert list(store.list("")) == []
+    assert Rollout.model_fields["trace_compression"].annotation == Compression
+
+
+@pytest.fixture
+def small_pieces(monkeypatch, small_row_groups):
+    """Lower the limits, so that every file is large enough for several threads."""
+    for module in (files, parquet):
+        monkeypatch.setattr(module, "_MUCH", 0)
+    monkeypatch.setattr(parquet, "_SMALL", 0)
+
+
+def test_the_number_of_threads_changes_neither_objects_nor_values(monkeypatch, small_pieces):
+    """An error names the same file in all cases."""
+    samples = make_samples(prompts=12)
+    ids = sorted(sample.id for sample in samples)
+    written = []
+    for cores in (1, 2, 64):
+        monkeypatch.setattr(threads, "core_count", lambda cores=cores: cores)
+        store = MemoryStore()
+        write_shard(store, 0, 0, "0123abcd", samples, GEOMETRY, R3)
+        written.append(dict(store.objects))
+        assert written[-1] == written[0]
+        manifest = seal(store, 0, 1, lambda _: ids, 0).all()
+        found = read_routes(store, manifest, ids, [2, 5])
+        for s in samples:
+            assert np.array_equal(found[s.id].valid_T, s.routes.valid_T)
+            valid_T = s.routes.valid_T
+            assert np.array_equal(found[s.id].sets_TLK[valid_T], s.routes.sets_TLK[valid_T, 1:])
+        (key,) = (key for key in store.objects if key.endswith(".routes.parquet"))
+        content = bytearray(store.objects[key])
+        for at in range(100, len(content) // 2, 50):
+            content[at] ^= 1
+        damaged = MemoryStore({**store.objects, key: bytes(content)})
+        with pytest.raises(CorruptObjectError, match=key):
+            read_routes(damaged, manifest, ids)
+
+
+def test_a_step_of_samples_without_routes_has_default_values(store):
+    manifest = write_step(store, 0, [new_sample(0, "a", 0, [1, 2], [3])], None, None)
+    (sample,) = read_samples(store, manifest.all(), ["000000/a/0"])
+    assert np.isnan(sample.logprobs_G).all()
+    assert sample.loss_mask_G.all()
+    assert (sample.reward, sample.seed, sample.version_spans) == (None, -1, (VersionSpan(0, 0, 1),))

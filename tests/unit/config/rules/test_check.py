@@ -3,6 +3,8 @@
 The message for each refused combination names the key, the value found and the fix.
 """
 
+from typing import ClassVar
+
 import pytest
 
 from pipeline.config.rules.check import config_problems, rank_notes
@@ -76,13 +78,9 @@ class TestSampling:
 
 class TestReplay:
     def test_r3_without_the_rollout_flag_is_refused(self, tmp_path):
-        assert the_problem(tmp_path, f"{REPLAY}.mode=R3") == (
-            "actor_rollout_ref.rollout.enable_rollout_routing_replay: found False, but "
-            "actor_rollout_ref.actor.router_replay.mode=R3 replays the routes of the rollout "
-            "engine; add actor_rollout_ref.rollout.enable_rollout_routing_replay=True"
-        )
-
-    def test_r3_with_the_rollout_flag_passes(self, tmp_path):
+        problem = the_problem(tmp_path, f"{REPLAY}.mode=R3")
+        assert problem.startswith(f"{RECORD}: found False, but ")
+        assert problem.endswith(f"add {RECORD}=True")
         assert problems(tmp_path, *R3) == []
         assert notes(tmp_path, *R3) == []
 
@@ -100,49 +98,24 @@ class TestReplay:
         assert problems(tmp_path, *settings) == []
         assert note in "\n".join(notes(tmp_path, *settings))
 
+    @pytest.mark.parametrize("mode", [(f"{REPLAY}.mode=R2",), R3])
     @pytest.mark.parametrize(
-        "setting",
+        ("name", "value"),
         [
-            "moe_router_fusion=True",
-            "moe_router_load_balancing_type=sinkhorn",
-            "moe_router_load_balancing_type=[sinkhorn,none]",
-            "moe_expert_capacity_factor=1.25",
-            "moe_expert_capacity_factor=0",
-            "moe_router_padding_for_quantization=True",
-            "moe_router_padding_for_fp8=True",
-            "moe_router_force_load_balancing=True",
-            "moe_input_jitter_eps=0.01",
-            "enable_cuda_graph=True",
-            "external_cuda_graph=True",
-            "cuda_graph_impl=local",
-            "cuda_graph_impl=transformer_engine",
-            "moe_enable_routing_replay=True",
+            ("moe_router_fusion", "True"),
+            ("moe_router_load_balancing_type", "[sinkhorn,none]"),
+            ("moe_expert_capacity_factor", "0"),
+            ("moe_router_padding_for_fp8", "True"),
+            ("enable_cuda_graph", "True"),
+            ("cuda_graph_impl", "transformer_engine"),
         ],
     )
-    def test_incompatible_router_settings_are_refused(self, tmp_path, setting):
+    def test_incompatible_router_settings_are_refused(self, tmp_path, mode, name, value):
         """Each of these settings would silently disable or change replay."""
-        name = setting.split("=")[0]
-        for mode in (("actor_rollout_ref.actor.router_replay.mode=R2",), R3):
-            problem = the_problem(tmp_path, *mode, f"{OVERRIDE}.{name}={setting.split('=')[1]}")
-            assert problem.startswith(f"{OVERRIDE}.{name}: found ")
-            assert "leave it out" in problem
-        assert problems(tmp_path, f"{OVERRIDE}.{setting}") == []  # allowed without replay
-
-    @pytest.mark.parametrize(
-        "setting",
-        [
-            "moe_router_fusion=False",
-            "moe_router_load_balancing_type=none",
-            "moe_expert_capacity_factor=null",
-            "moe_input_jitter_eps=null",
-            "cuda_graph_impl=none",
-            "moe_z_loss_coeff=0.001",
-            "moe_aux_loss_coeff=0.0",
-            "recompute_granularity=selective",
-        ],
-    )
-    def test_harmless_router_settings_pass(self, tmp_path, setting):
-        assert problems(tmp_path, *R3, f"{OVERRIDE}.{setting}") == []
+        problem = the_problem(tmp_path, *mode, f"{OVERRIDE}.{name}={value}")
+        assert problem.startswith(f"{OVERRIDE}.{name}: found ")
+        assert "leave it out" in problem
+        assert problems(tmp_path, f"{OVERRIDE}.{name}={value}") == []  # allowed without replay
 
     def test_cuda_graphs_without_the_router_pass(self, tmp_path):
         graphs = f"{OVERRIDE}={{cuda_graph_impl: transformer_engine, cuda_graph_scope: SCOPE}}"
@@ -184,12 +157,9 @@ class TestModels:
         ],
     )
     def test_families_that_cannot_be_trained_are_refused(self, tmp_path, model):
-        assert the_problem(tmp_path, model=model) == (
-            f"actor_rollout_ref.model.path: config.json has model_type='{model['model_type']}', "
-            "which cannot be trained: no test covers the conversion of its weights to "
-            "Megatron-core and back; expected one of deepseek_v3, glm4_moe, llama, mixtral, qwen2, "
-            "qwen2_moe, qwen3, qwen3_moe"
-        )
+        problem = the_problem(tmp_path, model=model)
+        assert f"config.json has model_type='{model['model_type']}', which cannot be" in problem
+        assert "expected one of deepseek_v3, glm4_moe, llama" in problem
 
     def test_model_features_that_the_trainer_would_ignore_are_refused(self, tmp_path):
         """The trainer also refuses such a model, but only after all processes have started."""
@@ -208,11 +178,8 @@ class TestRecordSets:
         assert config_problems(config, QWEN3_MOE) == []
 
     def test_replay_with_workers_is_refused(self, tmp_path):
-        assert the_problem(tmp_path, *self.REPLAYED, "launch.rollout_workers=2") == (
-            "launch.rollout_workers: found 2, but with "
-            "actor_rollout_ref.actor.router_replay.replay_file no rollout takes place; write 0, or "
-            "leave one of the two out"
-        )
+        problem = the_problem(tmp_path, *self.REPLAYED, "launch.rollout_workers=2")
+        assert problem.startswith("launch.rollout_workers: found 2, but with ")
         assert problems(tmp_path, *self.REPLAYED, "launch.rollout_workers=0") == []
 
     def test_replay_with_validation_is_refused(self, tmp_path):
@@ -249,10 +216,8 @@ class TestInputs:
         problem = the_problem(
             tmp_path, "data.train_batch_size=32", f"{ACTOR}.ppo_mini_batch_size=12"
         )
-        assert problem == (
-            "actor_rollout_ref.actor.ppo_mini_batch_size: found 12, expected a divisor of "
-            "data.train_batch_size=32 (both count prompts); write 8"
-        )
+        assert problem.startswith(f"{ACTOR}.ppo_mini_batch_size: found 12, expected a divisor")
+        assert problem.endswith("write 8")
         assert "at most data.train_batch_size=32" in the_problem(
             tmp_path, "launch.rollout_shards=33"
         )
@@ -262,213 +227,93 @@ class TestInputs:
 
     def test_steps_and_samples_above_the_limits_are_refused(self, tmp_path):
         """These settings are refused before anything starts, not later by a worker."""
-        assert the_problem(
-            tmp_path, "data.train_batch_size=131104", "actor_rollout_ref.rollout.n=8"
-        ) == (
-            "data.train_batch_size: found 131104, which with actor_rollout_ref.rollout.n=8 gives "
-            "1048832 samples per step, expected at most 1048576"
-        )
-        found = problems(tmp_path, "data.max_response_length=2097152")
-        assert (
-            "data.max_response_length: found 2097152, which with data.max_prompt_length=512 gives "
-            "2097664 tokens per sample, expected at most 2097152"
-        ) in found
+        large = the_problem(tmp_path, "data.train_batch_size=131104", f"{ROLLOUT}.n=8")
+        assert "gives 1048832 samples per step, expected at most 1048576" in large
+        long, _ = problems(tmp_path, "data.max_response_length=2097152")
+        assert "gives 2097664 tokens per sample, expected at most 2097152" in long
 
     def test_a_run_with_pods_cannot_have_its_store_in_a_folder(self, tmp_path):
         config = load(tmp_path, "trainer.nnodes=2", "store.uri=/data").config
         [problem] = config_problems(config, QWEN3_MOE, on_cluster=InstalledGpus())
-        assert problem == (
-            "store.uri: found /data, expected s3://BUCKET/PREFIX, because pods share no folder"
-        )
+        assert problem.startswith("store.uri: found /data, expected s3://BUCKET/PREFIX, because")
 
     def test_nodes_become_ranks_on_one_machine(self, tmp_path):
         nodes = ("trainer.nnodes=2", "trainer.n_gpus_per_node=3")
         assert problems(tmp_path, *nodes, f"{MEGATRON}.tensor_model_parallel_size=2") == []
-        assert rank_notes(load(tmp_path, *nodes).config) == [
-            "trainer.nnodes: 2 nodes with 3 ranks each mean 6 ranks, all on this machine; several "
-            "nodes require Kubernetes (docs/kubernetes.md)"
-        ]
+        (note,) = rank_notes(load(tmp_path, *nodes).config)
+        assert note.startswith("trainer.nnodes: 2 nodes with 3 ranks each mean 6 ranks, all on")
 
     def test_samples_longer_than_the_models_positions_are_refused(self, tmp_path):
         problem = the_problem(tmp_path, "data.max_response_length=2000")
-        assert problem == (
-            "data.max_response_length: found 2000, which with data.max_prompt_length=512 gives "
-            "2512 tokens, but the model has 2048 positions; write at most 1536, or reduce "
-            "data.max_prompt_length"
-        )
+        assert problem.startswith("data.max_response_length: found 2000, which with")
+        assert "2512 tokens, but the model has 2048 positions; write at most 1536" in problem
         yarn = {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}
         [other] = problems(tmp_path, "data.max_response_length=2000", model={**QWEN3_MOE, **yarn})
         assert "rope_type='yarn'" in other
 
 
 class TestLayout:
-    @pytest.mark.parametrize(
-        "settings",
-        [
-            ["trainer.n_gpus_per_node=2", f"{MEGATRON}.tensor_model_parallel_size=2"],
-            ["trainer.n_gpus_per_node=2", f"{MEGATRON}.pipeline_model_parallel_size=2"],
-            [
-                "trainer.n_gpus_per_node=2",
-                f"{MEGATRON}.pipeline_model_parallel_size=2",
-                f"{MEGATRON}.virtual_pipeline_model_parallel_size=2",
-            ],
-            ["trainer.n_gpus_per_node=2", f"{MEGATRON}.expert_model_parallel_size=2"],
-            ["trainer.n_gpus_per_node=2"],
-            [
-                "trainer.n_gpus_per_node=8",
-                f"{MEGATRON}.tensor_model_parallel_size=2",
-                f"{MEGATRON}.expert_model_parallel_size=8",
-                f"{MEGATRON}.expert_tensor_parallel_size=1",
-            ],
-        ],
-    )
-    def test_layouts_that_fit_pass(self, tmp_path, settings):
-        assert problems(tmp_path, *R3, *settings) == []
+    """The tests use small names: ranks, and sizes of Megatron-core and of the engine."""
+
+    NAMES: ClassVar = {
+        "ranks": "trainer.n_gpus_per_node",
+        "tp": f"{MEGATRON}.tensor_model_parallel_size",
+        "pp": f"{MEGATRON}.pipeline_model_parallel_size",
+        "vpp": f"{MEGATRON}.virtual_pipeline_model_parallel_size",
+        "cp": f"{MEGATRON}.context_parallel_size",
+        "ep": f"{MEGATRON}.expert_model_parallel_size",
+        "etp": f"{MEGATRON}.expert_tensor_parallel_size",
+        "sp": f"{MEGATRON}.sequence_parallel",
+        "engine_tp": f"{ROLLOUT}.tensor_model_parallel_size",
+        "overlap": f"{OVERRIDE}.overlap_p2p_comm",
+        "batched": f"{OVERRIDE}.batch_p2p_comm",
+        "batch": "data.train_batch_size",
+        "mini": f"{ACTOR}.ppo_mini_batch_size",
+    }
+
+    def settings(self, written: str) -> list[str]:
+        pairs = (pair.split("=") for pair in written.split())
+        return [f"{self.NAMES[name]}={value}" for name, value in pairs]
 
     @pytest.mark.parametrize(
-        ("settings", "message"),
+        "written",
+        ["ranks=2", "ranks=2 tp=2", "ranks=2 pp=2", "ranks=2 pp=2 vpp=2", "ranks=2 ep=2",
+         "ranks=8 tp=2 ep=8 etp=1"],
+    )  # fmt: skip
+    def test_layouts_that_fit_pass(self, tmp_path, written):
+        assert problems(tmp_path, *R3, *self.settings(written)) == []
+
+    @pytest.mark.parametrize(
+        ("written", "key", "expected"),
         [
-            (
-                ["trainer.n_gpus_per_node=3", f"{MEGATRON}.tensor_model_parallel_size=2"],
-                "trainer.n_gpus_per_node: found 3, expected a multiple of 2 ranks: "
-                f"{MEGATRON}.tensor_model_parallel_size=2 times "
-                f"{MEGATRON}.pipeline_model_parallel_size=1; write a multiple, or smaller sizes",
-            ),
-            (
-                ["trainer.n_gpus_per_node=2", f"{MEGATRON}.expert_model_parallel_size=4"],
-                "trainer.n_gpus_per_node: found 2, expected a multiple of 4 ranks: "
-                f"{MEGATRON}.expert_model_parallel_size=4 times "
-                f"{MEGATRON}.expert_tensor_parallel_size=1 times "
-                f"{MEGATRON}.pipeline_model_parallel_size=1; write a multiple, or smaller sizes",
-            ),
-            (
-                [
-                    "trainer.n_gpus_per_node=6",
-                    f"{MEGATRON}.tensor_model_parallel_size=2",
-                    f"{MEGATRON}.context_parallel_size=2",
-                ],
-                "trainer.n_gpus_per_node: found 6, expected a multiple of 4 ranks: "
-                f"{MEGATRON}.tensor_model_parallel_size=2 times "
-                f"{MEGATRON}.pipeline_model_parallel_size=1 times "
-                f"{MEGATRON}.context_parallel_size=2; write a multiple, or smaller sizes",
-            ),
-            (
-                [
-                    "trainer.n_gpus_per_node=2",
-                    f"{MEGATRON}.tensor_model_parallel_size=2",
-                    f"{MEGATRON}.expert_tensor_parallel_size=1",
-                ],
-                f"{MEGATRON}.expert_tensor_parallel_size: found 1, expected 2, the same as "
-                f"{MEGATRON}.tensor_model_parallel_size; with "
-                f"{MEGATRON}.expert_model_parallel_size=1 Megatron-core would silently train "
-                "separate experts on each tensor-parallel rank; write 2 or null",
-            ),
-            (
-                [f"{MEGATRON}.virtual_pipeline_model_parallel_size=2"],
-                f"{MEGATRON}.virtual_pipeline_model_parallel_size: found 2, but "
-                f"{MEGATRON}.pipeline_model_parallel_size is 1; write null, or more pipeline "
-                "stages",
-            ),
-            (
-                ["trainer.n_gpus_per_node=3", f"{MEGATRON}.pipeline_model_parallel_size=3"],
-                f"{MEGATRON}.pipeline_model_parallel_size: found 3, expected a divisor of the "
-                "model's num_hidden_layers=4; write one of 1, 2, 4",
-            ),
-            (
-                [
-                    "trainer.n_gpus_per_node=2",
-                    f"{MEGATRON}.pipeline_model_parallel_size=2",
-                    f"{MEGATRON}.virtual_pipeline_model_parallel_size=3",
-                ],
-                f"{MEGATRON}.pipeline_model_parallel_size times "
-                f"{MEGATRON}.virtual_pipeline_model_parallel_size: found 6, expected a divisor of "
-                "the model's num_hidden_layers=4; write one of 1, 2, 4",
-            ),
-            (
-                ["trainer.n_gpus_per_node=4", f"{MEGATRON}.tensor_model_parallel_size=4"],
-                f"{MEGATRON}.tensor_model_parallel_size: found 4, expected a divisor of the "
-                "model's num_key_value_heads=2; write one of 1, 2",
-            ),
-            (
-                [f"{ROLLOUT}.tensor_model_parallel_size=3"],
-                f"{ROLLOUT}.tensor_model_parallel_size: found 3, expected a divisor of the "
-                "model's num_attention_heads=4; write one of 1, 2, 4",
-            ),
-            (
-                ["trainer.n_gpus_per_node=3", f"{MEGATRON}.expert_model_parallel_size=3"],
-                f"{MEGATRON}.expert_model_parallel_size: found 3, expected a divisor of the "
-                "model's experts=16; write one of 1, 2, 4, 8, 16",
-            ),
-            (
-                [
-                    "trainer.n_gpus_per_node=2",
-                    f"{MEGATRON}.tensor_model_parallel_size=2",
-                    f"{MEGATRON}.sequence_parallel=False",
-                ],
-                f"{MEGATRON}.sequence_parallel: found False; Megatron-core trains experts under "
-                "tensor parallelism only with sequence parallelism; write True",
-            ),
-            (
-                [f"{OVERRIDE}.tensor_model_parallel_size=2"],
-                f"{OVERRIDE}.tensor_model_parallel_size: found 2, which has its own setting; "
-                f"use {MEGATRON}.tensor_model_parallel_size instead",
-            ),
-            (
-                [f"{OVERRIDE}.moe_router_topk=2"],
-                f"{OVERRIDE}.moe_router_topk: found 2, which the model's config.json determines; "
-                "leave it out",
-            ),
-            (
-                [
-                    "trainer.n_gpus_per_node=2",
-                    f"{MEGATRON}.pipeline_model_parallel_size=2",
-                    f"{MEGATRON}.virtual_pipeline_model_parallel_size=2",
-                    f"{OVERRIDE}.overlap_p2p_comm=False",
-                ],
-                f"{OVERRIDE}.overlap_p2p_comm: found False; with "
-                f"{MEGATRON}.virtual_pipeline_model_parallel_size, Megatron-core would silently "
-                "confuse activations and gradients; leave it out, which makes it true",
-            ),
-            (
-                [
-                    "trainer.n_gpus_per_node=2",
-                    f"{MEGATRON}.pipeline_model_parallel_size=2",
-                    f"{MEGATRON}.virtual_pipeline_model_parallel_size=2",
-                    f"{OVERRIDE}.batch_p2p_comm=True",
-                ],
-                f"{OVERRIDE}.batch_p2p_comm: found True; with "
-                f"{MEGATRON}.virtual_pipeline_model_parallel_size, Megatron-core would silently "
-                "confuse activations and gradients; leave it out, which makes it false",
-            ),
-            (
-                [
-                    "trainer.n_gpus_per_node=16",
-                    "data.train_batch_size=1",
-                    f"{ACTOR}.ppo_mini_batch_size=1",
-                ],
-                f"{ACTOR}.ppo_mini_batch_size: found 1, which with rollout.n gives 8 samples for "
-                "16 data-parallel ranks; write more, or use fewer ranks",
-            ),
+            ("ranks=3 tp=2", "ranks", "expected a multiple of 2 ranks"),
+            ("ranks=2 ep=4", "ranks", "expected a multiple of 4 ranks"),
+            ("ranks=6 tp=2 cp=2", "ranks", "expected a multiple of 4 ranks"),
+            ("ranks=2 tp=2 etp=1", "etp", "silently train separate experts"),
+            ("vpp=2", "vpp", "pipeline_model_parallel_size is 1; write null, or more"),
+            ("ranks=3 pp=3", "pp", "model's num_hidden_layers=4; write one of 1, 2, 4"),
+            ("ranks=2 pp=2 vpp=3", "pp", "found 6, expected a divisor of the model's num_hidden_"),
+            ("ranks=4 tp=4", "tp", "model's num_key_value_heads=2; write one of 1, 2"),
+            ("engine_tp=3", "engine_tp", "model's num_attention_heads=4; write one of 1, 2, 4"),
+            ("ranks=3 ep=3", "ep", "model's experts=16; write one of 1, 2, 4, 8, 16"),
+            ("ranks=2 tp=2 sp=False", "sp", "only with sequence parallelism; write True"),
+            ("ranks=2 pp=2 vpp=2 overlap=False", "overlap", "silently confuse activations and"),
+            ("ranks=2 pp=2 vpp=2 batched=True", "batched", "leave it out, which makes it false"),
+            ("ranks=16 batch=1 mini=1", "mini", "8 samples for 16 data-parallel ranks; write more"),
         ],
     )
-    def test_layouts_that_do_not_fit_are_refused(self, tmp_path, settings, message):
+    def test_layouts_that_do_not_fit_are_refused(self, tmp_path, written, key, expected):
         """These layouts are also refused without replay, because Megatron-core would compute
         incorrect results or would not start."""
-        assert the_problem(tmp_path, *settings) == message
+        problem = the_problem(tmp_path, *self.settings(written))
+        assert problem.startswith(self.NAMES[key])
+        assert expected in problem
 
     def test_a_size_must_divide_all_dimensions(self, tmp_path):
         """For each setting, one message lists the sizes that divide all dimensions."""
-        found = problems(
-            tmp_path, "trainer.n_gpus_per_node=3", f"{MEGATRON}.tensor_model_parallel_size=3",
-            f"{MEGATRON}.sequence_parallel=True",
-        )  # fmt: skip
-        assert found == [
-            f"{MEGATRON}.tensor_model_parallel_size: found 3, expected a divisor of the model's "
-            "num_attention_heads=4, num_key_value_heads=2, vocab_size=512; write one of 1, 2",
-            f"{MEGATRON}.expert_tensor_parallel_size: found 3 (null: the same as "
-            "tensor_model_parallel_size), expected a divisor of the model's "
-            "moe_intermediate_size=32; write one of 1, 2, 4, 8, 16, 32",
-        ]
+        dense, experts = problems(tmp_path, *self.settings("ranks=3 tp=3 sp=True"))
+        assert "num_attention_heads=4, num_key_value_heads=2, vocab_size=512; write" in dense
+        assert experts.startswith(f"{self.NAMES['etp']}: found 3 (null: the same as tensor_model_")
 
     def test_expert_parallelism_of_a_dense_model_is_refused(self, tmp_path):
         settings = ["trainer.n_gpus_per_node=2", f"{MEGATRON}.expert_model_parallel_size=2"]

@@ -54,38 +54,19 @@ def test_micro_batch_sizes_without_a_critic_are_noted(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("setting", "expected"),
     [
-        (
-            ["critic.ppo_mini_batch_size=5"],
-            "critic.ppo_mini_batch_size: found 5, expected a divisor of data.train_batch_size=32 "
-            "(both count prompts); leave it out to use the actor's",
-        ),
-        (
-            ["critic.replay_routes=True"],
-            "critic.replay_routes: found True, but actor_rollout_ref.actor.router_replay.mode is "
-            "disabled, so no routes exist; write mode=R2 or mode=R3, or replay_routes=false",
-        ),
-        (
-            ["critic.loss_scale_factor=10"],
-            "critic.loss_scale_factor: found 10, but only seq-mean-token-sum-norm divides by it, "
-            "and critic.loss_agg_mode (null: the actor's) is token-mean; write null, or "
-            "loss_agg_mode=seq-mean-token-sum-norm",
-        ),
-        (
-            ["critic.optim.min_lr=1.0"],
-            "critic.optim.min_lr: found 1.0, expected at most critic.optim.lr=1e-05; write a "
-            "smaller rate, or a larger lr",
-        ),
-        (
-            ["critic.optim.override_optimizer_config.adam_eps=0"],
-            "critic.optim.override_optimizer_config.adam_eps: found 0, expected a number",
-        ),
+        ("critic.ppo_mini_batch_size=5", "expected a divisor of data.train_batch_size=32"),
+        ("critic.replay_routes=True", "so no routes exist; write mode=R2 or mode=R3"),
+        ("critic.loss_scale_factor=10", "only seq-mean-token-sum-norm divides by it"),
+        ("critic.optim.min_lr=1.0", "expected at most critic.optim.lr=1e-05; write a smaller"),
+        ("critic.optim.override_optimizer_config.adam_eps=0", "expected a number"),
     ],
 )
-def test_contradictions_are_refused(tmp_path, settings, message):
-    found = problems(tmp_path, GAE, *settings)
-    assert any(problem.startswith(message) for problem in found), found
+def test_contradictions_are_refused(tmp_path, setting, expected):
+    found = problems(tmp_path, GAE, setting)
+    key = setting.partition("=")[0]
+    assert any(problem.startswith(f"{key}: ") and expected in problem for problem in found), found
     assert all("actor.optim" not in problem for problem in found)
 
 

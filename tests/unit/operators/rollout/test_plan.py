@@ -93,7 +93,7 @@ def test_a_plan_for_different_prompts_is_refused():
 
 
 def test_a_worker_starts_with_the_newest_policy_that_the_next_step_may_use(tmp_path):
-    """The next step is the first step that is not sealed."""
+    """The worker does not wait for a policy version that has not been published yet."""
     store = open_store(str(tmp_path))
     assert first_open_step(store, 5) == 0
     assert version_at_start(store, 0, 0) == 0

@@ -126,7 +126,7 @@ class TestRetention:
         assert remove_expired(store, save_freq=2, max_staleness=0) == ([1], [])
 
     def test_files_of_a_dead_writer_do_not_hide_an_empty_difference(self, tmp_path):
-        """The dead writer wrote the version whole."""
+        """The dead writer wrote the version whole; the other had no changed tensor to write."""
         store = self.stored(tmp_path)
         for info in list(store.list("policies/000004/")):
             store.delete(info.key)

@@ -25,13 +25,10 @@ from pipeline.traces import (
     write_shard,
 )
 from pipeline.traces.format import parquet
-from pipeline.traces.format.header import policies_json, united
 from pipeline.traces.format.manifest import open_manifest, sealed_steps
 from tests.memory_store import MemoryStore
 from tests.samples import GEOMETRY, R3, by_shard, make_samples, sealed_r3, write_shards
 from tests.stored_runs import put_signed
-
-A, B = "a" * 64, "b" * 64
 
 
 def test_only_steps_with_a_manifest_are_listed(store):
@@ -149,16 +146,6 @@ def test_fields_that_a_later_version_adds_are_ignored(store):
             read_manifest(store, 0)
 
 
-@pytest.mark.parametrize("name", ["training", "rejected", "data", "policies", "geometry", "files"])
-def test_a_manifest_lacks_no_field(store, name):
-    sealed_r3(store, make_samples())
-    body = read_commit(store, keys.manifest(0))
-    del body[name]
-    put_signed(store, keys.manifest(0), body)
-    with pytest.raises(TraceError, match=rf"manifest\.json in .*{name}"):
-        read_manifest(store, 0)
-
-
 @given(st.lists(st.sampled_from([0, 1, 40, 4_000, 9_000, 20_000]), min_size=1, max_size=12))
 def test_batches_hold_at_most_their_bytes(rows):
     """Batches contain every id once and in order. A batch exceeds the limit only if it consists of
@@ -175,29 +162,19 @@ def test_batches_hold_at_most_their_bytes(rows):
     assert list(manifest.id_batches(ids[1:2])) == ([ids[1:2]] if ids[1:] else [])
 
 
-def test_the_policies_of_shards_are_combined():
-    assert policies_json({3: B, np.int64(2): A}) == [
-        {"version": 2, "weights_sha256": A},
-        {"version": 3, "weights_sha256": B},
-    ]
-    assert united([("a", {0: A}), ("b", {0: A, 1: B})]) == {0: A, 1: B}
-    assert united([("a", {0: A}), ("b", None)]) is None
-    with pytest.raises(TraceError, match="c: policy 0"):  # even if other shards do not name weights
-        united([("a", {0: A}), ("b", None), ("c", {0: B})])
-
-
 def test_a_sealed_step_names_the_weights_of_all_its_shards(store):
-    for step, second in ((0, A), (1, B)):
+    """If a shard does not name its weights, nor does the step."""
+    for step, second in enumerate(("a" * 64, None, "b" * 64)):
         samples = make_samples(step=step)
-        for shard, policy in enumerate((A, second)):
+        for shard, digest in enumerate(("a" * 64, second)):
             mine = [s for s in samples if int(s.prompt_id) % 2 == shard]
-            write_shard(
-                store, step, shard, new_write_id(), mine, GEOMETRY, R3, policies={0: policy}
-            )
+            named = {"policies": None if digest is None else {0: digest}}
+            write_shard(store, step, shard, new_write_id(), mine, GEOMETRY, R3, **named)
         ids = by_shard([s.id for s in samples], 2)
-        if step == 0:
-            assert seal(store, 0, 2, ids, 0).head.policies == {0: A}
+        if step < 2:
+            known = {0: "a" * 64} if step == 0 else None
+            assert seal(store, step, 2, ids, 0).head.policies == known
         else:
-            with pytest.raises(TraceError, match=f"{keys.rollout(1, 1)}: policy 0"):
-                seal(store, 1, 2, ids, 0)
-    assert sealed_steps(store) == [0]
+            with pytest.raises(TraceError, match=f"{keys.rollout(2, 1)}: policy 0"):
+                seal(store, 2, 2, ids, 0)
+    assert sealed_steps(store) == [0, 1]

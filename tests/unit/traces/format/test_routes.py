@@ -25,7 +25,7 @@ def test_the_token_digest_covers_little_endian_uint32():
 )
 def test_tokens_that_are_not_token_ids_have_no_digest(tokens):
     """A digest of changed tokens would not belong to any sample."""
-    with pytest.raises(TraceError, match="^token_digest: tokens"):
+    with pytest.raises(TraceError, match=r"^token_digest: tokens"):
         token_digest(tokens)
 
 

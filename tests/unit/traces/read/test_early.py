@@ -59,7 +59,9 @@ def test_a_shard_is_read_before_the_seal_and_compared_after_it(store, shards):
         assert all(equal(found[shard][s.id], s.routes) for s in written)
         assert all(map(same_sample, samples[shard], written))
     assert all(equal(streamed[s.id], s.routes) for s in SHARDS[1])
-    for shard, table in zip(early, (manifest.rows.slice(0, 4), manifest.rows.slice(4)), strict=True):
+    for shard, table in zip(
+        early, (manifest.rows.slice(0, 4), manifest.rows.slice(4)), strict=True
+    ):
         for name in ("token_digest", "rows_valid", "reward", "not_trained", "branch_of"):
             assert shard.rows[name].to_pylist() == table[name].to_pylist()
 
@@ -108,13 +110,6 @@ def test_a_step_without_its_rows_is_refused(store, shards):
             check_shard(given, early)
     with pytest.raises(TraceError, match=r"shard: found a SealedManifest"):
         check_shard(step.all(), step)
-
-
-def test_a_shard_without_samples_has_none_in_the_step(store, shards):
-    write_shard(store, 0, 2, new_write_id(), [], GEOMETRY, R3)
-    ids = [*([s.id for s in of] for of in SHARDS), []]
-    manifest = seal(store, 0, 3, lambda shard: ids[shard], 0).all()
-    assert check_shard(manifest, open_shard(store, 0, 2)) == []
 
 
 def test_an_early_shard_has_the_policy_versions_of_its_sealed_step(store):

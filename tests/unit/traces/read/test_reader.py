@@ -19,7 +19,7 @@ from pipeline.traces import (
 from pipeline.traces.format import parquet
 from pipeline.traces.format.parquet import open_file
 from tests.memory_store import MemoryStore
-from tests.samples import GEOMETRY, R3, equal, make_samples, random_sets, sealed_r3, without_routes
+from tests.samples import R3, equal, make_samples, random_sets, sealed_r3, without_routes
 
 
 class Counting(MemoryStore):
@@ -122,19 +122,3 @@ def test_a_step_without_routes_has_none_to_read(store):
     assert manifest.rows["routes"].null_count == manifest.rows["rows_valid"].null_count == 6
     with pytest.raises(TraceError, match="no routes"):
         read_routes(store, manifest, manifest.ids)
-
-
-def test_files_of_a_later_minor_version_may_have_other_columns_and_keys(store, tmp_path):
-    """Readers ignore what they do not know. A file of another major version or role is refused."""
-    samples = make_samples()
-    manifest = sealed_r3(store, samples)
-    assert GEOMETRY.layers == manifest.geometry.layers
-    number = next(i for i, file in enumerate(manifest.files) if file.role == "samples")
-    routes = next(file for file in manifest.files if file.role == "routes")
-    wrong = replace(manifest.files[number], key=routes.key, size=routes.size, sha256=routes.sha256)
-    wrong = replace(
-        wrong, footer_size=routes.footer_size, footer_sha256=routes.footer_sha256, role="samples"
-    )
-    files = [*manifest.files[:number], wrong, *manifest.files[number + 1 :]]
-    with pytest.raises(TraceError, match=f"{routes.key} .*a routes file"):
-        read_samples(store, replace(manifest, files=tuple(files)), manifest.ids)
