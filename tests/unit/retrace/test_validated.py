@@ -7,10 +7,11 @@ from typer.testing import CliRunner
 
 import retrace
 from pipeline.cli import _app
+from pipeline.run.plan import publish_plan
 from pipeline.store import open_store
 from pipeline.traces.format.ids import VALIDATION
-from tests.samples import same_sample, without_routes
-from tests.stored_runs import SAMPLES, whole_run
+from tests.samples import make_validation_plan, same_sample, without_routes, write_run
+from tests.stored_runs import SAMPLES, write_validation
 
 VALIDATED = [
     replace(sample, id=VALIDATION + sample.id, group=VALIDATION + sample.group)
@@ -20,7 +21,11 @@ VALIDATED = [
 
 @pytest.fixture
 def run(tmp_path):
-    whole_run(open_store(str(tmp_path / "run")), tmp_path)
+    store = open_store(str(tmp_path / "run"))
+    write_run(store, SAMPLES, "R3")
+    publish_plan(store, make_validation_plan())
+    for shard in range(2):
+        write_validation(store, shard)
     return retrace.open_run(tmp_path / "run")
 
 
@@ -46,7 +51,7 @@ def test_a_validation_that_is_not_finished_is_named(run):
 
 def test_answers_are_listed_and_shown(run):
     listed = CliRunner().invoke(_app, ["traces", "ls", run.uri, "--validation", "0"])
-    assert listed.exit_code == 0
+    assert listed.exit_code == 0, listed.output + str(listed.exception)
     for sample in VALIDATED:
         assert sample.id in listed.stdout
     shown = CliRunner().invoke(_app, ["traces", "show", run.uri, VALIDATED[0].id])
