@@ -18,6 +18,7 @@ from pipeline.run.plan import publish_plan
 from pipeline.store import Store
 from pipeline.traces import seal, write_samples
 from pipeline.traces.format.ids import validation_id
+from tests.attempts import make_attempt
 from tests.data_files import put_data
 from tests.samples import (
     by_shard,
@@ -45,7 +46,7 @@ def whole_run(store: Store, scratch: Path, mode: str = "R3") -> None:
         mode: The step's routes: "R2" or "R3".
     """
     write_run(store, SAMPLES, mode, b"{}")
-    commit(store, keys.attempt(0), {"number": 0}, "a")
+    make_attempt(store, 0, steps=1)
     publish_plan(store, make_plan())
     (sealed_r3 if mode == "R3" else sealed_r2)(store, SAMPLES)
     weights = scratch / "weights"

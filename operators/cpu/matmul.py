@@ -26,7 +26,8 @@ _LESS_THAN_BF16 = frozenset(
 )
 """Values of ONEDNN_MAX_CPU_ISA with which oneDNN, which multiplies for torch, does not use
 instructions for bfloat16."""
-_KEPT_PRODUCTS = "16384"
+_KEPT_SHAPES = "4096"
+"""The number of shapes for which oneDNN keeps its code; each takes about 0.2 MB."""
 _library: torch.library.Library | None = None
 
 
@@ -36,7 +37,7 @@ def prepare() -> None:
     # For each new shape, oneDNN generates code, which takes longer than a product of small
     # matrices. An expert has a different number of tokens in each micro-batch, so there are more
     # shapes than oneDNN keeps by default (1,024).
-    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", _KEPT_PRODUCTS)
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", _KEPT_SHAPES)
     if _library is None and not multiplies_bfloat16(torch.cpu.get_capabilities(), os.environ):
         _library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
         multiply_in_float32(_library)

@@ -104,7 +104,7 @@ _Validation = Annotated[
 def list_(run: Run, step: _Step = None, validation: _Validation = None, wide: Wide = False) -> None:
     """List the sealed steps, or the samples of one step or validation."""
     with refusing():
-        opened = open_run(run)
+        opened = open_run(run, sealed=validation is None)
         if validation is not None:
             print_table(answers_table(opened.validation(validation)), wide, LESS_NEEDED)
         elif step is None:
@@ -155,7 +155,7 @@ def show(
             raise TraceError(f"RUN {run!r} is a sample id; give RUN first: show {sample} {run}")
         named = _step_of(sample)
         if sample.startswith(VALIDATION):
-            answer = open_run(run).validation(named).sample(sample)
+            answer = open_run(run, sealed=False).validation(named).sample(sample)
             for line in sample_lines(answer, None):
                 print_(line)
             print_table(sample_table(answer, ()), wide, LESS_NEEDED)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from inspect import cleandoc
 from itertools import groupby
 from pathlib import Path
+from textwrap import wrap
 
 from pydantic_core import PydanticUndefined
 
@@ -89,9 +90,11 @@ table is refused, with the reason, unless its value is null or one that the tabl
 {refused}
 The following settings are not taken over, whatever their values. They affect speed, memory,
 placement, logging or the order of random numbers, or verl reads them only if a refused setting is
-on. A note lists those that a file contains.
+on. A note names those that a file contains.
 
-{unused}"""
+```text
+{unused}```
+"""
 
 
 def render() -> str:
@@ -114,8 +117,8 @@ def _accepted(entry: Foreign) -> str:
 
 def _unused() -> Iterator[str]:
     for group, names in NOT_TAKEN_OVER.items():
-        listed = ", ".join(f"`{name}`" for name in names.split())
-        yield f"- {f'`{group}`' if group else 'top level'}: {listed}\n"
+        dotted = (f"{group}.{name}".lstrip(".") for name in names.split())
+        yield from (f"{line}\n" for line in wrap(" ".join(dotted), 100, break_on_hyphens=False))
 
 
 def _families() -> Iterator[str]:

@@ -69,7 +69,7 @@ _LAYOUT_FIELDS = (
 def input_of(key: str, was: Any, now: Any) -> str | None:
     """Return the name (as in StagedInputs) of the input to which an identity setting belongs.
 
-    Such a setting may change as long as the input may be staged anew.
+    Such a setting may change as long as the input may be staged again.
 
     Args:
         key: The dotted key of the setting.

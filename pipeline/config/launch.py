@@ -86,6 +86,7 @@ class Launch(Section):
         ge=1,
         json_schema_extra=OPERATIONAL,
         description="Number of CPU threads of each worker process; null: an even share of the "
-        "machine's cores or, on Kubernetes, the engines' default.",
+        "machine's cores, but 1 for a model whose hidden_size is below 256; on Kubernetes, the "
+        "engines' default.",
     )
     kubernetes: KubernetesPods = Field(default_factory=KubernetesPods)

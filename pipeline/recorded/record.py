@@ -10,7 +10,7 @@ from pipeline.traces.read.trainer import find_trainer_routes
 
 
 def write_recorded_set(run: Store, target: Store, step: int) -> None:
-    """Copy a sealed step with all its objects to a recorded set, and its manifest last.
+    """Copy a sealed step with all its objects to a recorded set, and its manifest and plans last.
 
     If the set already contains the step, only the objects that it lacks are copied.
 
@@ -66,9 +66,11 @@ def check_recorded(run: Store, target: Store, step: int) -> None:
 
 
 def _objects(run: Store, step: int) -> tuple[list[DataFile], list[str]]:
-    """Return a step's data files, and the keys of its commits, the manifest last.
+    """Return a step's data files, and the keys of its commits.
 
-    Raises TraceError if the step has no routes.
+    The plans follow the manifest, so a plan without a manifest shows that the manifest is lost
+    (`upkeep.lost_commits`). plan.json is last, so a set that has it has all plans. Raises
+    TraceError if the step has no routes.
     """
     sealed = open_manifest(run, step)
     trainer = find_trainer_routes(run, sealed.head)
@@ -80,7 +82,7 @@ def _objects(run: Store, step: int) -> tuple[list[DataFile], list[str]]:
     shards = [keys.rollout(step, shard) for shard in range(sealed.shards)]
     training = [keys.trainer_routes(step)] if trainer else []
     plans = [plan.key for plan in find_step_plans(run, step)]  # they contain the sampling settings
-    commits = [*shards, *training, *plans, keys.manifest(step)]
+    commits = [*shards, *training, keys.manifest(step), *reversed(plans)]
     return [file.data for file in files], commits
 
 

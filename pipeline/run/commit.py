@@ -99,7 +99,13 @@ def put_file(store: Store, key: str, path: Path) -> DataFile:
 
 
 def put_bytes(store: Store, key: str, data: bytes) -> None:
-    """Create a data file in the store. Its key must be unique to this content; see Store.upload."""
+    """Create a data file in the store from bytes in memory.
+
+    Args:
+        store: The run.
+        key: The key to create. It must be unique to this content; see Store.upload.
+        data: The content.
+    """
     with store.upload(key) as upload:
         upload.write(data)
         upload.finish()

@@ -4,24 +4,17 @@ import contextlib
 import hashlib
 import os
 import secrets
-from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 
 from pipeline.store.base import NO_SPACE, Store, StoreError
+from pipeline.threads import in_order
 
 PIECE = 8 << 20
 """Number of bytes per read; on S3, a read is one request."""
 AHEAD = 8
 """Maximum number of pieces of one object that are in transit or in memory at the same time."""
-_READERS = 8
-"""Maximum number of parallel reads, across all downloads of this process.
-
-Downloads have their own threads. If they used the store's threads, prefetching a policy would delay
-the traces that workers write in the meantime."""
 
 
 @contextmanager
@@ -60,35 +53,14 @@ def downloaded(store: Store, key: str, size: int, target: Path) -> Iterator[str]
 def _fetch(store: Store, key: str, size: int, path: Path, what: str) -> str:
     digest = hashlib.sha256()
     with _writing(what), path.open("xb") as out:
-        for piece in _pieces(store, key, size):
+        for piece in in_order(
+            lambda start: store.read_range(key, start, min(PIECE, size - start)),
+            range(0, size, PIECE),
+            AHEAD,
+        ):
             digest.update(piece)
             out.write(piece)
     return digest.hexdigest()
-
-
-def _pieces(store: Store, key: str, size: int) -> Iterator[bytes]:
-    """Yield an object's bytes in order, reading AHEAD pieces ahead of the caller."""
-    starts = iter(range(0, size, PIECE))
-    ahead: deque[Future[bytes]] = deque()
-    try:
-        while True:
-            while len(ahead) < AHEAD and (start := next(starts, None)) is not None:
-                length = min(PIECE, size - start)
-                ahead.append(_readers().submit(store.read_range, key, start, length))
-            if not ahead:
-                return
-            yield ahead.popleft().result()
-    finally:
-        for read in ahead:  # not needed after an error
-            read.cancel()
-
-
-@cache
-def _readers() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(_READERS, "download")
-
-
-os.register_at_fork(after_in_child=_readers.cache_clear)  # threads do not survive a fork
 
 
 @contextmanager

@@ -27,11 +27,14 @@ from pipeline.store.s3_client import PATIENCE_S, S3Client, Tries, greet
 from pipeline.store.s3_errors import FAILURES, RangeBeyondError, UploadGoneError
 from pipeline.store.s3_ranges import PIECE, spans
 from pipeline.store.s3_upload import S3Upload, upload_file
+from pipeline.threads import in_order
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client as BotoClient
     from mypy_boto3_s3.type_defs import MultipartUploadTypeDef
 
+_AT_ONCE = 8
+"""Maximum number of requests of one read that are sent in parallel."""
 _MUCH = 64 << 20
 """Before reading more bytes than this, a call compares the object's size with the expected size."""
 _PROBE_PATIENCE_S = 8.0
@@ -156,18 +159,10 @@ class S3Store:
     def _read_pieces(
         self, key: str, pieces: Sequence[tuple[int, int]], size: int | None
     ) -> Iterator[bytes]:
-        """Yield the bytes of each (offset, end), in order; fewer if the object ends earlier."""
+        """Return the bytes of each (offset, end), in order; fewer if the object ends earlier."""
         if len(pieces) == 1:
-            yield self._read_piece(key, *pieces[0], size)[0]
-            return
-        submit = self._client.pool.submit
-        futures = [submit(self._read_piece, key, *piece, size) for piece in pieces]
-        try:
-            for future in futures:
-                yield future.result()[0]
-        finally:
-            for future in futures:  # after an error, the other pieces are not needed
-                future.cancel()
+            return iter([self._read_piece(key, *pieces[0], size)[0]])
+        return in_order(lambda piece: self._read_piece(key, *piece, size)[0], pieces, _AT_ONCE)
 
     def _read_piece(
         self, key: str, offset: int, end: int, size: int | None = None

@@ -12,7 +12,6 @@ import random
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -40,7 +39,6 @@ logging.getLogger("botocore").setLevel(logging.WARNING)
 PATIENCE_S = 120.0
 """How many seconds requests are retried: long enough for a server to restart, for example."""
 _CONNECTIONS = 16
-_THREADS = 8
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 5.0
 _CONNECT_TIMEOUT_S = 10.0
@@ -102,8 +100,6 @@ class S3Client:
         self._lock = threading.Lock()
         self._boto: BotoClient | None = None
         self._credentials: _Credentials
-        self.pool = ThreadPoolExecutor(_THREADS, "s3")
-        """The threads that read pieces in parallel."""
 
     @contextmanager
     def requests(self, what: str) -> Iterator["BotoClient"]:

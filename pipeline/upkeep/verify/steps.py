@@ -61,7 +61,8 @@ def _verify(
 ) -> None:
     plans: list[StepPlan] = []
     with report.noting(keys.plan(step)):
-        plans = find_step_plans(store, step)
+        if run is not None or store.size(keys.plan(step)) is not None:  # a set gets plan.json last
+            plans = find_step_plans(store, step)
     shards = _verify_shards(store, step, digest, report, pruned)
     _verify_metrics(store, step, report)
     if store.size(keys.manifest(step)) is None:
@@ -77,8 +78,9 @@ def _verify(
         _check_shards(manifest, sealed.shards, shards, pruned)
         trainer = _trainer(store, manifest, report)
         if pruned:
-            body = find_commit(store, keys.pruned(step)) or {}
-            check_pruned(body, step, data_files(store, step))
+            with report.noting(keys.pruned(step)):
+                body = find_commit(store, keys.pruned(step)) or {}
+                check_pruned(body, step, data_files(store, step))
             return
         files = [*manifest.files, *(trainer.files if trainer else ())]
         right = [_verify_file(store, file, manifest, report) for file in files]
@@ -190,8 +192,9 @@ def _check_shards(
 def _trainer(store: Store, manifest: Manifest, report: Report) -> TrainerRoutes | None:
     """Return the step's trainer routes; None if there are none, or none yet."""
     key = keys.trainer_routes(manifest.step)
+    trained = store.size(keys.metrics(manifest.step)) is not None  # asked first: written later
     if store.size(key) is None:
-        if manifest.training and store.size(keys.metrics(manifest.step)) is not None:
+        if manifest.training and trained:
             report.add(
                 key, f"no such object, but the step was trained: {keys.metrics(manifest.step)}"
             )

@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from pipeline.launch import local
 from pipeline.launch.base import LaunchError, Stage, StageFailedError, StageLastingError
 from pipeline.launch.local import LocalWorkers, devices_of, local_workers, training_stage
 from pipeline.run.wait import wait_for_any
@@ -206,3 +207,15 @@ def test_each_worker_sees_its_own_gpus(tmp_path: Path, monkeypatch: pytest.Monke
     assert "sees 7\n" in (tmp_path / "rollout-0.log").read_text()
     assert "sees 3\n" in (tmp_path / "rollout-1.log").read_text()
     assert "sees 6,7,3\n" in (tmp_path / "untouched-0.log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("hidden", "overlap", "threads"),
+    [(64, False, 1), (255, True, 1), (256, False, 4), (2048, False, 4), (2048, True, 2)],
+)
+def test_a_tiny_model_gets_one_thread_per_worker(
+    monkeypatch: pytest.MonkeyPatch, hidden: int, overlap: bool, threads: int
+):
+    """Workers of other models share 8 cores evenly."""
+    monkeypatch.setattr(local, "core_count", lambda: 8)
+    assert local.threads_per_worker(2, 2, overlap, hidden) == threads

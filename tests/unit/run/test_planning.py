@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pipeline.config.keys import with_value
 from pipeline.config.tree import RunConfig
 from pipeline.run.plan import PlannedPrompt, Sampling, StepPlan, ValidationPlan
-from pipeline.run.planning import make_plan, make_validation_plan, prompts_of_step
+from pipeline.run.planning import make_plan, make_validation_plan
 from pipeline.traces import baseline_ids, expected_ids
 
 
@@ -33,6 +33,13 @@ CONFIG = RunConfig.model_validate(
         "trainer": {"experiment_name": "t", "seed": 9, "max_staleness": 1},
     }
 )
+
+
+def prompts_of_step(step, n_prompts, batch, shuffle, seed):
+    """Return the row and the epoch of each prompt of a step."""
+    data = {"train_batch_size": batch, "shuffle": shuffle, "seed": seed}
+    config = CONFIG.model_copy(update={"data": CONFIG.data.model_copy(update=data)})
+    return [(one.row, one.epoch) for one in make_plan(config, Counts(n_prompts), step, 1).prompts]
 
 
 @given(

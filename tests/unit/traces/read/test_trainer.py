@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from pipeline.model.geometry import Geometry
 from pipeline.run import keys
 from pipeline.run.commit import commit, new_write_id
-from pipeline.store import ObjectExistsError
 from pipeline.traces import (
     NewTrainerRoutes,
     Routes,
@@ -183,13 +182,6 @@ def test_a_step_has_one_recording_and_the_first_stays():
     assert store.read(keys.trainer_routes(0)) == before
     assert all(equal(read_used(store)[s.id], s.routes) for s in SAMPLES)
     assert verify(store).problems == []
-
-
-def test_a_rank_that_repeats_its_file_needs_a_new_write_id():
-    store, new = sealed()
-    write_stage(store, new, 0, 0, GEOMETRY.layers, SAMPLES)
-    with pytest.raises(ObjectExistsError, match="all ranks write again"):
-        write_stage(store, new, 0, 0, GEOMETRY.layers, SAMPLES)
 
 
 def test_routes_of_another_step_or_run_are_refused():

@@ -21,7 +21,6 @@ from pipeline.traces import (
     write_shard,
     write_step,
 )
-from pipeline.traces.format.domain import check_sample
 from tests.memory_store import MemoryStore
 
 GEOMETRY = Geometry(experts=8, topk=2, layers=(0, 3))
@@ -94,7 +93,6 @@ def test_new_sample_accepts_output_of_engines_and_scripts():
         reward=np.float32(0.5),
         versions=np.int32(7),
     )
-    check_sample(made)
     assert made.response_tokens_G.dtype == np.uint32
     assert made.response_tokens_G.tolist() == [3, 4]
     assert made.loss_mask_G.tolist() == [True, False]
