@@ -52,7 +52,7 @@ def sort_rows(sets: npt.NDArray[Any]) -> bool:
             rows[:, k] = column
             if k:
                 np.equal(columns[k - 1], column, out=same[k, : len(rows)])
-        if same[:, : len(rows)].any():
+        if np.count_nonzero(same[:, : len(rows)]):  # any() takes longer
             return False
     return True
 

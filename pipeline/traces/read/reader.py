@@ -5,7 +5,8 @@ experts per row, and N the number of rows in some row groups.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -24,6 +25,11 @@ from pipeline.traces.format.manifest import Manifest, check_manifest
 from pipeline.traces.format.parquet import OpenFile, open_file, read_whole
 from pipeline.traces.format.schema import SAMPLES, TOKEN, layer_column, routes_schema
 from pipeline.traces.format.types import Routes, Sample, TraceError, VersionSpan
+
+ROUTES_OF = ["id", "rows_total", "routes"]
+"""The columns of a manifest by which a sample's routes are found."""
+Place = tuple[int, int]
+"""The number of a file in the manifest, and the index of a row group in that file."""
 
 
 def read_samples(store: Store, manifest: Manifest, ids: Iterable[str]) -> list[Sample]:
@@ -146,16 +152,18 @@ def read_routes(
     step = check_manifest(manifest, "read_routes").step
     ids = check_names(ids, f"step {step}: ids")
     geometry = selected_layers(manifest, layers)
-    rows = manifest.select(ids).to_pylist()
+    rows = manifest.select(ids).select(ROUTES_OF).to_pylist()
     opened = open_routes(store, manifest, rows, geometry.layers)
-    wanted = sorted({place for row in rows for place in groups_of(row, opened)})
+    needed = [groups_of(row, opened) for row in rows]
+    wanted = sorted({place for of_sample in needed for place in of_sample})
 
-    def read(place: tuple[int, int]) -> Part:
+    def read(place: Place) -> Part:
         number, group = place
         return opened[number].read([group])[group]
 
     parts = dict(zip(wanted, in_order(read, wanted, at_once=4), strict=True))
-    return {row["id"]: join(row, geometry, opened, parts) for row in rows}
+    lent = mostly_needed(needed, opened)
+    return {row["id"]: join(row, geometry, opened, parts, lent) for row in rows}
 
 
 def selected_layers(manifest: Manifest, layers: Iterable[int] | None) -> Geometry:
@@ -181,6 +189,8 @@ class RoutesFile:
     opened: OpenFile
     geometry: Geometry
     """Geometry with only the selected layers that the file contains."""
+    at_L: slice | list[int]
+    """The places of these layers among all selected layers."""
 
     @cached_property
     def schema(self) -> pa.Schema:
@@ -195,21 +205,23 @@ class RoutesFile:
     def read(self, groups: Sequence[int]) -> dict[int, "Part"]:
         """Fetch and decode the selected layers of some row groups. Raises like `OpenFile.read`."""
         table = self.opened.read(self.schema, groups)
-        sets_LNK = np.empty(
-            (len(self.geometry.layers), len(table), self.geometry.topk), self.geometry.dtype
-        )
+        found, start = {}, 0
+        for group in groups:  # each has its own memory, which samples may keep
+            first, end = self.opened.starts[group : group + 2]
+            found[group] = self._part(first, table.slice(start, end - first))
+            start += end - first
+        return found
+
+    def _part(self, first: int, table: pa.Table) -> "Part":
+        shape = (len(self.geometry.layers), len(table), self.geometry.topk)
+        sets_LNK = np.empty(shape, self.geometry.dtype)
         for layer, sets_NK in zip(self.geometry.layers, sets_LNK, strict=True):
             start = 0
             for chunk in table[layer_column(layer)].chunks:
                 sets_NK[start : start + len(chunk)] = _sets(chunk, sets_NK)
                 start += len(chunk)
         valid_N = table["valid"].combine_chunks().to_numpy(zero_copy_only=False)
-        firsts = self.opened.first_rows
-        ends = np.cumsum([firsts[group + 1] - firsts[group] for group in groups]).tolist()
-        return {
-            group: Part(int(firsts[group]), sets_LNK[:, start:end], valid_N[start:end])
-            for group, start, end in zip(groups, [0, *ends], ends, strict=False)
-        }
+        return Part(first, sets_LNK, valid_N)
 
 
 @dataclass(frozen=True)
@@ -220,6 +232,11 @@ class Part:
     """The number of the group's first row in the file."""
     sets_LNK: npt.NDArray[Any]
     valid_N: npt.NDArray[np.bool_]
+
+    def rows(self, rows: range) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
+        """Return the sets and the validity of some of the file's rows, without a copy."""
+        here = slice(rows.start - self.first, rows.stop - self.first)
+        return self.sets_LNK[:, here], self.valid_N[here]
 
 
 def _sets(chunk: pa.FixedSizeBinaryArray, like: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -253,27 +270,44 @@ def open_routes(
     for number, opened in zip(wanted, files, strict=True):
         if head is not None:
             geometry = Geometry(head.experts, head.topk, tuple(here[number]))
-            found[number] = RoutesFile(opened, geometry)
+            whole = geometry.layers == tuple(layers)  # all can be copied at once
+            at_L = slice(None) if whole else [layers.index(layer) for layer in geometry.layers]
+            found[number] = RoutesFile(opened, geometry, at_L)
     return found
 
 
-def groups_of(row: Mapping[str, Any], files: Mapping[int, RoutesFile]) -> list[tuple[int, int]]:
-    """Return the file numbers and row groups that contain a sample's routes."""
-    found: dict[tuple[int, int], None] = {}
-    for part in row["routes"] or []:
-        if (file := files.get(part["file"])) is not None:
-            for segment in part["segments"]:
-                ends = [segment["row"], segment["row"] + segment["tokens"] - 1]
-                first, last = file.opened.groups_of(ends).tolist()
-                found.update(((part["file"], group), None) for group in range(first, last + 1))
-    return list(found)
+def groups_of(row: Mapping[str, Any], files: Mapping[int, RoutesFile]) -> Counter[Place]:
+    """Return how many of a sample's rows each row group contains."""
+    found: Counter[Place] = Counter()
+    for place, _, rows in _pieces(row, files):
+        found[place] += len(rows)
+    return found
+
+
+def mostly_needed(needed: Iterable[Counter[Place]], files: Mapping[int, RoutesFile]) -> set[Place]:
+    """Return the row groups of which the samples need at least half of the rows.
+
+    Args:
+        needed: How many rows each sample needs of each row group.
+        files: The open files.
+    """
+    rows: Counter[Place] = Counter()
+    for of_sample in needed:
+        rows.update(of_sample)
+    starts = {number: file.opened.starts for number, file in files.items()}
+    return {
+        (number, group)
+        for (number, group), count in rows.items()
+        if 2 * count >= starts[number][group + 1] - starts[number][group]
+    }
 
 
 def join(
     row: Mapping[str, Any],
     geometry: Geometry,
     files: Mapping[int, RoutesFile],
-    parts: Mapping[tuple[int, int], Part],
+    parts: Mapping[Place, Part],
+    lent: Set[Place],
 ) -> Routes:
     """Return the routes of a sample, in the layers of `geometry`.
 
@@ -281,52 +315,48 @@ def join(
         row: The sample's row in the manifest.
         geometry: The geometry with the selected layers.
         files: The open files.
-        parts: Decoded row groups, keyed by file number and group.
+        parts: Decoded row groups.
+        lent: The row groups whose memory the sample may share instead of copying its rows.
 
     Raises:
         TraceError: The files lack a row of the sample in some layer.
     """
     T = row["rows_total"]
+    pieces = list(_pieces(row, files))
+    if len(pieces) == 1:
+        ((place, start, rows),) = pieces
+        if place in lent and files[place[0]].at_L == slice(None) and (start, len(rows)) == (0, T):
+            sets_LTK, valid_T = parts[place].rows(rows)
+            return Routes(sets_LTK.swapaxes(0, 1), valid_T)
     # A layer's rows are contiguous, as in the file, so they can be copied in one piece.
     sets_LTK = np.empty((len(geometry.layers), T, geometry.topk), geometry.dtype)
     valid_T = np.empty(T, np.bool_)
     covered_L = np.zeros(len(geometry.layers), np.int64)
-    for part in row["routes"] or []:
-        if (file := files.get(part["file"])) is None:
-            continue
-        at_L = [geometry.layers.index(layer) for layer in file.geometry.layers]
-        to_L = slice(at_L[0], at_L[-1] + 1) if at_L == [*range(at_L[0], at_L[-1] + 1)] else at_L
-        for segment in part["segments"]:
-            for to, piece, rows in _pieces(segment, part["file"], file, parts):
-                sets_LTK[to_L, to] = piece.sets_LNK[:, rows]
-                valid_T[to] = piece.valid_N[rows]
-            covered_L[at_L] += segment["tokens"]
-    if T and (lacking := np.flatnonzero(covered_L != T)).size:
-        layer = geometry.layers[lacking[0]]
+    for place, start, rows in pieces:
+        at_L, to = files[place[0]].at_L, slice(start, start + len(rows))
+        sets_LTK[at_L, to], valid_T[to] = parts[place].rows(rows)
+        covered_L[at_L] += len(rows)
+    if T and np.count_nonzero(lacking_L := covered_L != T):
+        at = int(lacking_L.argmax())
         raise TraceError(
-            f"sample {row['id']}: {covered_L[lacking[0]]} rows of routes in layer {layer}, "
+            f"sample {row['id']}: {covered_L[at]} rows of routes in layer {geometry.layers[at]}, "
             f"expected {T}: one per token except the last; remake the step"
         )
     return Routes(sets_LTK.swapaxes(0, 1), valid_T)
 
 
 def _pieces(
-    segment: Mapping[str, int],
-    number: int,
-    file: RoutesFile,
-    parts: Mapping[tuple[int, int], Part],
-) -> Iterator[tuple[slice, Part, slice]]:
-    """Yield the positions of a segment's rows in each row group, with their rows in its part."""
-    row, end = segment["row"], segment["row"] + segment["tokens"]
-    firsts = file.opened.first_rows
-    while row < end:
-        group = int(np.searchsorted(firsts, row, side="right")) - 1
-        part = parts[number, group]
-        stop = min(end, int(firsts[group + 1]))
-        start = segment["start"] + row - segment["row"]
-        yield (
-            slice(start, start + stop - row),
-            part,
-            slice(row - part.first, stop - part.first),
-        )
-        row = stop
+    row: Mapping[str, Any], files: Mapping[int, RoutesFile]
+) -> Iterator[tuple[Place, int, range]]:
+    """Yield, for each row group with rows of a sample, the first position and the file's rows."""
+    for part in row["routes"] or []:
+        if (file := files.get(part["file"])) is None:
+            continue
+        for segment in part["segments"]:
+            at, end = segment["row"], segment["row"] + segment["tokens"]
+            while at < end:
+                group = file.opened.group_of(at)
+                stop = min(end, file.opened.starts[group + 1])
+                start = segment["start"] + at - segment["row"]
+                yield (part["file"], group), start, range(at, stop)
+                at = stop

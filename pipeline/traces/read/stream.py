@@ -17,10 +17,13 @@ from pipeline.store import Store
 from pipeline.traces.format.manifest import Manifest
 from pipeline.traces.format.types import Routes, Sample, TraceError
 from pipeline.traces.read.reader import (
+    ROUTES_OF,
     Part,
+    Place,
     RoutesFile,
     groups_of,
     join,
+    mostly_needed,
     open_routes,
     selected_layers,
     stored_samples,
@@ -35,9 +38,6 @@ requests."""
 _AT_ONCE_ROWS = 1 << 20
 """Maximum number of rows per fetch, because equal rows take far fewer bytes in the store than in
 memory."""
-
-_Group = tuple[int, int]
-"""The number of a file in the manifest, and the index of a row group in that file."""
 
 
 class Stream(Mapping[str, Read]):
@@ -118,7 +118,7 @@ class RouteStream(Stream[Routes]):
 
     `layers` are model indices, in the order of axis L. `manifest` contains the rows of the required
     samples, in the order of their first use. Fetched routes (T * L * K ids per sample) remain in
-    memory for the later passes of the step.
+    memory for the later passes of the step. A sample may share the memory of its row group.
     """
 
     def __init__(self, store: Store, manifest: Manifest, layers: Sequence[int]) -> None:
@@ -131,11 +131,12 @@ class RouteStream(Stream[Routes]):
     def _fetch_all(self) -> None:
         if self._geometry is None:
             return
-        rows = self._manifest.rows.to_pylist()
+        rows = self._manifest.rows.select(ROUTES_OF).to_pylist()
         files = open_routes(self._store, self._manifest, rows, self._geometry.layers)
         needed = {row["id"]: groups_of(row, files) for row in rows}
+        lent = mostly_needed(needed.values(), files)
         uses = Counter(group for of_sample in needed.values() for group in of_sample)
-        there: dict[_Group, Part] = {}
+        there: dict[Place, Part] = {}
         waiting = deque(rows)
         for groups in _fetches(list(uses), files):
             if self._closed:
@@ -146,18 +147,18 @@ class RouteStream(Stream[Routes]):
             self.fetched_bytes += sum(files[number].bytes_of(group) for _, group in groups)
             while waiting and there.keys() >= set(needed[waiting[0]["id"]]):
                 row = waiting.popleft()
-                self._put({row["id"]: join(row, self._geometry, files, there)})
-                uses.subtract(needed[row["id"]])
+                self._put({row["id"]: join(row, self._geometry, files, there, lent)})
+                uses.subtract(needed[row["id"]].keys())
                 for group in [group for group in needed[row["id"]] if not uses[group]]:
                     del there[group]
         for row in waiting:  # no file contains rows of these samples
-            self._put({row["id"]: join(row, self._geometry, files, {})})
+            self._put({row["id"]: join(row, self._geometry, files, {}, lent)})
 
 
-def _fetches(groups: Sequence[_Group], files: Mapping[int, RoutesFile]) -> Iterator[list[_Group]]:
+def _fetches(groups: Sequence[Place], files: Mapping[int, RoutesFile]) -> Iterator[list[Place]]:
     """Yield lists of row groups to fetch together: row groups of the same file."""
     at_once, size, rows = 0, 0, 0
-    together: list[_Group] = []
+    together: list[Place] = []
     for number, group in groups:
         full = size >= at_once or rows >= _AT_ONCE_ROWS
         if together and (full or number != together[0][0]):

@@ -1,7 +1,7 @@
 """The rows of samples files and routes files."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,8 +17,8 @@ from pipeline.traces.format.schema import SAMPLES, file_metadata, routes_schema
 from pipeline.traces.format.types import Provenance, Routes, Sample
 from pipeline.traces.write.files import Compression, FileWriter
 
-ROUTES_ROWS = 32_768
-"""Rows per row group of a routes file. A layer's page with top-8 then has 256 KiB."""
+ROUTES_ROWS = 65_536
+"""Rows per row group of a routes file. Half as many would take a fifth longer to read."""
 _SAMPLES_TOKENS = 262_144
 """Tokens per row group of a samples file (2 MB). Sealing reads some columns of every row group, so
 a few large row groups are better than many small ones."""
@@ -185,7 +185,7 @@ def _row(sample: Sample, segments: Sequence[Segment] | None) -> dict[str, Any]:
         "rows_valid": int(np.count_nonzero(routes.valid_T)) if routes else None,
         "rows_total": len(tokens_S) - 1,
         "branch_of": sample.branch_of,
-        "segments": None if segments is None else [asdict(segment) for segment in segments],
+        "segments": None if segments is None else [vars(segment) for segment in segments],
         "prompt_tokens": sample.prompt_tokens_P,
         "response_tokens": sample.response_tokens_G,
         "loss_mask": sample.loss_mask_G,

@@ -87,7 +87,7 @@ def test_valid_input_gives_a_summary(settings, done):
     code, (note, right, *lines) = done["right"]
     store = f"file://{settings.parent}/store/fine"
     assert code == 0
-    assert note == "note: trainer.default_hdfs_dir: ignored; the run's state is in store.uri"
+    assert note == "note: trainer.default_hdfs_dir: not taken over; Retrace has no such setting"
     assert right == (
         f"{settings} is valid: 10 prompts, 4 MoE layers, top-4 of 16 experts, routing replay "
         f"disabled, run {store}"
@@ -128,7 +128,7 @@ def test_a_run_is_refused_if_the_gpus_are_too_small(settings, done):
     assert code == 2
     note, error, gpus, *_ = lines
     assert gpus.split() == ["GPUs", "2:", "1", "for", "training,", "1", "for", "rollout"]
-    assert note.startswith("note: trainer.default_hdfs_dir: ignored")
+    assert note.startswith("note: trainer.default_hdfs_dir: not taken over")
     assert error.startswith("error: trainer: the fullest GPU needs about 4.0 GiB, but has")
     assert error.endswith(
         "no layout fits, because CUDA, NCCL and fragments are assumed to need 4.0 GiB; use larger "
@@ -172,7 +172,7 @@ def test_invalid_settings_are_refused(done):
 def test_invalid_files_are_refused(done):
     code, lines = done["wrong files"]
     assert code == 2
-    assert lines[0].startswith("note: trainer.default_hdfs_dir: ignored")
+    assert lines[0].startswith("note: trainer.default_hdfs_dir: not taken over")
     assert [line.split(":")[1].strip() for line in lines] == [
         "trainer.default_hdfs_dir",
         "launch.rollout_workers",

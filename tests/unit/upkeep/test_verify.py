@@ -3,7 +3,7 @@
 Damaged, lost and exchanged objects are tested in tests/unit/traces/test_accidents.py.
 """
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 import pytest
 
@@ -19,8 +19,6 @@ from tests.attempts import make_attempt
 from tests.data_files import put_data
 from tests.memory_store import MemoryStore
 from tests.samples import (
-    GEOMETRY,
-    R3,
     make_plan,
     make_samples,
     make_validation_plan,
@@ -78,15 +76,6 @@ def named(store, step: int | None = None) -> set[str]:
 def test_an_object_with_impossible_content_is_named(run, key, change):
     put_signed(run, key, {**read_commit(run, key), **change})
     assert key in named(run)
-
-
-def test_routes_of_another_model_are_found(run):
-    body = read_commit(run, keys.run_json())
-    digest = body["content_sha256"]
-    put_signed(run, keys.run_json(), {**body, "geometry": None})
-    (problem,) = (p for p in verify(run, 0).problems if "made for" in p.text)
-    assert problem.key == keys.manifest(0)
-    assert digest != read_commit(run, keys.run_json())["content_sha256"]
 
 
 def test_a_validation_is_compared_with_its_plan(run):
@@ -226,12 +215,3 @@ def test_a_step_that_is_pruned_meanwhile_is_not_reported():
         report = verify(store)
         assert not report.problems
     assert verify(after).pruned == 1
-
-
-def test_a_step_whose_shards_belong_to_another_run_is_named():
-    """The shards' commits name the digest of another run.json."""
-    store = MemoryStore()
-    write_run(store, SAMPLES, "R3")
-    publish_plan(store, replace(make_plan(), shards=1))
-    write_shard(store, 0, 0, new_write_id(), SAMPLES, GEOMETRY, R3, run="a" * 64)
-    assert named(store) == {keys.rollout(0, 0)}

@@ -375,3 +375,27 @@ def test_an_error_names_the_rule_for_environment_variables(monkeypatch, body, na
         [found] = scores(scoring, "")
     assert ("names begin with REWARD_" in found.error) == (named is not None)
     assert named is None or named in found.error
+
+
+def test_a_reward_may_use_signals_without_affecting_the_next_sample():
+    """Alarms work because the function runs in the main thread. An alarm that the function leaves
+    set does not interrupt the next sample."""
+    source = (
+        HEAD
+        + """
+    def ring(number, frame): raise TimeoutError("rang")
+    if solution_str == "next":
+        time.sleep(0.3)
+        return signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
+    signal.signal(signal.SIGALRM, ring)
+    if solution_str == "left":
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        return 1
+    signal.alarm(1)
+    time.sleep(10**6)
+"""
+    )
+    with scorer(source, on_error="mask", num_workers=1) as masking:
+        [rang, left, after] = scores(masking, "rings", "left", "next")
+    assert "raised TimeoutError: rang" in rang.error
+    assert (left.reward, after.reward) == (1, 1)
