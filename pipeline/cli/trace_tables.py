@@ -9,7 +9,6 @@ from pipeline.traces import Manifest
 from pipeline.upkeep.problems import Report
 from pipeline.upkeep.stats import StepStats
 from retrace import SealedStep, StepSample
-from retrace.validated import OpenedValidation
 
 
 def _share(part: int | None, whole: int) -> str:
@@ -90,11 +89,11 @@ def samples_table(manifest: Manifest, pruned: bool) -> Table:
     return table
 
 
-def answers_table(validation: OpenedValidation) -> Table:
-    """Return a table of a validation's answers, one per row."""
-    title = f"validation of policy {validation.version}"
+def answers_table(version: int, answers: Sequence[StepSample]) -> Table:
+    """Return a table of the answers in a policy version's validation, one per row."""
+    title = f"validation of policy {version}"
     table = _table(title, "id", "prompt", "response", "finished by", "reward")
-    for one in validation.samples:
+    for one in answers:
         table.add_row(
             one.id,
             str(len(one.prompt_tokens_P)),

@@ -106,7 +106,8 @@ def list_(run: Run, step: _Step = None, validation: _Validation = None, wide: Wi
     with refusing():
         opened = open_run(run, sealed=validation is None)
         if validation is not None:
-            print_table(answers_table(opened.validation(validation)), wide, LESS_NEEDED)
+            answers = opened.validation(validation).samples
+            print_table(answers_table(validation, answers), wide, LESS_NEEDED)
         elif step is None:
             found: list[SealedStep] = []
 

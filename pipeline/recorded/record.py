@@ -39,7 +39,13 @@ def write_recorded_set(run: Store, target: Store, step: int) -> None:
 def is_recorded(run: Store, target: Store, step: int) -> bool:
     """Return whether a set has all objects of a run's step, by name.
 
-    Raises CorruptObjectError and TraceError for a damaged manifest of the run.
+    Args:
+        run: The run's store.
+        target: The recorded set.
+        step: The step.
+
+    Raises:
+        CorruptObjectError, TraceError: The run's manifest is damaged.
     """
     files, commits = _objects(run, step)
     return {*(file.key for file in files), *commits} <= _sizes(target, step).keys()
@@ -47,6 +53,11 @@ def is_recorded(run: Store, target: Store, step: int) -> bool:
 
 def check_recorded(run: Store, target: Store, step: int) -> None:
     """Raise an error unless a recorded set contains a run's sealed step with all its objects.
+
+    Args:
+        run: The run's store.
+        target: The recorded set.
+        step: The step.
 
     Raises:
         ObjectMissingError: The set lacks an object.

@@ -24,7 +24,16 @@ def convert(value: Any, type_: type[_T]) -> _T:
 
 
 def typed(body: Any, name: str, type_: Any) -> Any:
-    """Return a field of a JSON object as `type_`. Raises ValueError like `convert`."""
+    """Return a field of a JSON object.
+
+    Args:
+        body: The object.
+        name: The field.
+        type_: A type that msgspec knows.
+
+    Raises:
+        ValueError: The field is missing or wrong.
+    """
     if not isinstance(body, dict):
         raise ValueError(f"found a {type(body).__name__}, expected an object")
     if name not in body:

@@ -184,7 +184,15 @@ def open_file(store: Store, file: TraceFile) -> OpenFile:
 def read_whole(store: Store, file: DataFile, schema: pa.Schema) -> pa.Table:
     """Read some columns of a whole file, which is compared with its digest.
 
-    Raises ObjectMissingError, CorruptObjectError and TraceError.
+    Args:
+        store: The store that contains the file.
+        file: Key, size and digest of the file.
+        schema: Columns to read, with their expected types.
+
+    Raises:
+        ObjectMissingError: The file is not in the store.
+        CorruptObjectError: The file is damaged.
+        TraceError: The file has other columns.
     """
     content = read_data(store, file)
     name = f"{file.key} in {store.uri}"

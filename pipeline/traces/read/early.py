@@ -26,7 +26,13 @@ _SHARD = pa.schema([*SUMMARY, SAMPLES.field("segments"), SAMPLES.field("version_
 
 
 def read_shard_header(store: Store, step: int, shard: int) -> Header:
-    """Read the commit of a rollout shard. Raises the same errors as `open_shard`."""
+    """Read the commit of a rollout shard. Raises the same errors as `open_shard`.
+
+    Args:
+        store: The store of the run.
+        step: The step.
+        shard: The shard's number.
+    """
     step = domain.check_number(step, domain.MOST_STEP, "step")
     shard = domain.check_number(shard, domain.MOST_SHARD, f"step {step}: shard")
     return read_header(store, keys.rollout(step, shard), {"step": step, "shard": shard})

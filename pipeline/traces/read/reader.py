@@ -65,7 +65,13 @@ def every_sample(store: Store, manifest: Manifest) -> Iterator[Sample]:
 
 
 def stored_samples(store: Store, manifest: Manifest, rows: pa.Table) -> Iterator[Sample]:
-    """Yield the samples of some rows of a manifest, file by file and one row group at a time."""
+    """Yield samples without their routes, file by file and one row group at a time.
+
+    Args:
+        store: The store that contains the step.
+        manifest: The sealed step.
+        rows: Rows of the manifest. Raises the same errors as `read_samples`.
+    """
     places = rows["samples"].combine_chunks()
     file_N, row_N = (pc.struct_field(places, name).to_numpy() for name in ("file", "row"))
     ids = rows["id"].to_pylist()

@@ -74,7 +74,17 @@ class RoutesWriter:
         return sum(routes.sets_TLK.nbytes for _, _, routes in self._pending)
 
     def add(self, id: str, routes: Routes, start: int, end: int) -> list[Segment]:
-        """Append the positions [start, end) of a sample, and return where they are."""
+        """Append positions of a sample.
+
+        Args:
+            id: The sample's id.
+            routes: All its routes, in stored form.
+            start: The first position to append.
+            end: The position after the last one.
+
+        Returns:
+            Where the positions are in the file; an empty list if there are none.
+        """
         if start == end:
             return []
         found = Segment(start, self.file.rows + self._rows, end - start)

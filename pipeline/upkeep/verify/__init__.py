@@ -22,7 +22,7 @@ from pipeline.upkeep.verify.others import (
     verify_policies,
     verify_validations,
 )
-from pipeline.upkeep.verify.steps import verify_step
+from pipeline.upkeep.verify.one_step import verify_step
 
 __all__ = ["verify"]
 

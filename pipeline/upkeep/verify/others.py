@@ -16,7 +16,7 @@ from pipeline.traces.format.types import TraceError
 from pipeline.traces.read.reader import read_sample_file
 from pipeline.upkeep.problems import Report
 from pipeline.upkeep.run_list import parse_limit, parse_stop, parse_total
-from pipeline.upkeep.verify.files import verify_data
+from pipeline.upkeep.verify.contents import verify_data
 
 _SHARDS = (keys.steps(), keys.validations())
 

@@ -9,12 +9,12 @@ from typer.testing import CliRunner
 
 import retrace
 from pipeline.cli import _app
-from pipeline.policies.versions import digests_of, read_version
+from pipeline.policies.versions import read_version
 from pipeline.run import keys
 from pipeline.store import open_store
-from tests.old_stores import old_store
 from tests.policies import write_chain
 from tests.stored_runs import whole_run
+from tests.weights import digest_of
 
 
 @pytest.fixture(name="run")
@@ -58,13 +58,6 @@ def test_ls_shows_sizes_and_digests(run):
     assert below == []
 
 
-def test_ls_shows_no_weights_digest_of_an_old_store(tmp_path):
-    """An old commit contains a digest of the files instead of a weights digest."""
-    found, below = rows(old_store("r3", tmp_path))
-    assert found == [["1", "whole", "81", "bytes", "81", "bytes", "—"]]
-    assert below == []
-
-
 def test_the_library_lists_the_same_versions(run):
     found = retrace.open_run(run.uri).listed_policies()
     assert [(policy.version, policy.base, policy.problem) for policy in found] == [
@@ -99,7 +92,7 @@ def test_versions_that_cannot_be_fetched_are_named(run, tmp_path, lost, problems
 def test_export_writes_a_hugging_face_folder(run, tmp_path):
     printed = command("export", run.uri, 5, tmp_path / "model")
     assert printed.startswith(f"{tmp_path / 'model'}: policy 5 of ")
-    assert digests_of(tmp_path / "model").weights == read_version(run, 5).weights_sha256
+    assert digest_of(tmp_path / "model") == read_version(run, 5).weights_sha256
     assert {path.name for path in (tmp_path / "model").iterdir()} == {
         "config.json",
         "model-00001-of-00002.safetensors",
@@ -109,9 +102,9 @@ def test_export_writes_a_hugging_face_folder(run, tmp_path):
 
 def test_export_builds_the_tensors_of_a_difference(run, tmp_path):
     command("export", run.uri, 7, tmp_path / "model")
-    assert digests_of(tmp_path / "model").weights == read_version(run, 7).weights_sha256
+    assert digest_of(tmp_path / "model") == read_version(run, 7).weights_sha256
     command("export", run.uri, 5, tmp_path / "whole")
-    assert digests_of(tmp_path / "whole").weights != digests_of(tmp_path / "model").weights
+    assert digest_of(tmp_path / "whole") != digest_of(tmp_path / "model")
     names = [{path.name for path in (tmp_path / of).iterdir()} for of in ("model", "whole")]
     assert names[0] == names[1]
 

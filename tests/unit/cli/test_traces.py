@@ -15,11 +15,12 @@ from typer.testing import CliRunner
 
 from pipeline.cli.traces import app
 from pipeline.metrics.metric import by_layer
+from pipeline.recorded import write_recorded_set
 from pipeline.run import keys
 from pipeline.run.commit import commit, new_write_id
 from pipeline.run.plan import publish_plan
 from pipeline.store import open_store
-from pipeline.traces import seal, write_recorded_set, write_shard
+from pipeline.traces import seal, write_shard
 from tests.samples import (
     GEOMETRY,
     R3,

@@ -15,6 +15,7 @@ from pipeline.config.tree import RunConfig
 from pipeline.errors import InputError
 from pipeline.flows.sub_plans import MadeGroups, make_groups
 from pipeline.inputs.stage import StagedRun
+from pipeline.recorded import seal_replay, write_recorded_set
 from pipeline.rl.group_filter import FULL
 from pipeline.run import keys
 from pipeline.run.commit import (
@@ -32,8 +33,6 @@ from pipeline.traces import (
     expected_ids,
     read_manifest,
     seal,
-    seal_replay,
-    write_recorded_set,
     write_shard,
 )
 from pipeline.traces.format.types import Provenance, Sample

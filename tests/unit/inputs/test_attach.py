@@ -9,7 +9,7 @@ from pathlib import Path
 from pipeline.run import keys
 from pipeline.run.description import description_json
 from pipeline.store import open_store
-from tests.forged_sets import put_signed
+from tests.stored_runs import put_signed
 from tests.unit.inputs.small_inputs import (
     REPLAY,
     load,

@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.inputs.check import check_inputs
 from pipeline.inputs.stage import StagedRun
-from pipeline.policies.versions import digests_of, weights_of
+from pipeline.policies.versions import weights_of
 from pipeline.policies.weights import parse_header
 from pipeline.run import keys
 from pipeline.run.commit import (
@@ -32,7 +32,7 @@ from pipeline.traces import (
     seal,
     write_shard,
 )
-from tests.forged_sets import put_signed
+from tests.stored_runs import put_signed
 from tests.unit.inputs.small_inputs import (
     R3,
     REPLAY,
@@ -44,6 +44,7 @@ from tests.unit.inputs.small_inputs import (
     verl_rows,
     write_prompts,
 )
+from tests.weights import digest_of
 
 
 def sample_step(run: StagedRun, config, step: int, weights: bool = True) -> None:
@@ -138,7 +139,7 @@ def permuted(model, tmp_path):
 def test_other_weights_of_policy_0_are_refused_unless_allowed(settings, model, recorded, permuted):
     """With permuted gates, all shapes and tokens match; only the weights digest differs."""
     replay = (*R3, f"{REPLAY}.replay_file={recorded}", f"actor_rollout_ref.model.path={permuted}")
-    theirs, ours = (digests_of(folder).weights for folder in (model, permuted))
+    theirs, ours = (digest_of(folder) for folder in (model, permuted))
     assert the_error(settings, *replay) == (
         f"{REPLAY}.replay_file: replay_file {recorded}, step 0: policy 0 has weights "
         f"{theirs}, this run's policy 0 has {ours}; use the actor_rollout_ref.model.path of the "
@@ -204,7 +205,7 @@ def test_a_set_of_a_run_whose_model_was_amended_is_accepted(settings, model, per
     replay = (*R3, f"{REPLAY}.replay_file={run.uri}")
     assert check(settings, *replay).notes == ()
     problem = the_error(settings, *replay, f"actor_rollout_ref.model.path={permuted}")
-    assert f"weights {digests_of(model).weights}, this run's" in problem
+    assert f"weights {digest_of(model)}, this run's" in problem
 
 
 def test_too_few_steps_are_refused(settings, recorded):

@@ -21,7 +21,7 @@ from pipeline.traces.read.reader import read_routes, read_samples
 from pipeline.traces.read.trainer import TrainerRoutes, find_trainer_routes, joined
 from pipeline.upkeep.problems import Report
 from pipeline.upkeep.prune import check_pruned, data_files
-from pipeline.upkeep.verify.files import verify_data
+from pipeline.upkeep.verify.contents import verify_data
 
 _SHARD = re.compile(r"steps/\d{6}/rollout/(\d{5})\.json")
 
