@@ -1,135 +1,123 @@
-"""Compare Retrace's routes file with plain Parquet files of ids in all of Parquet's encodings.
+"""Measure the forms in which a routes file could store a layer's ids in plain Parquet.
 
     python -m benchmarks.plain_parquet
 
-The tables give bytes per token-layer at zstd levels 1, 3 and 9, for sorted ids and for their gaps.
-The routes were either recorded or randomly generated. Encode and decode MB/s are measured at the
-zstd level that Retrace uses, per processor second on one core. The plain files lack data that a
-usable file needs (see ways.parquet_forms); Retrace's file is complete. The program compares the
-decoded sets with the original ones.
+By this table, sorted ids in Parquet's PLAIN encoding were chosen. The other form replaces each id
+but the first by its gap to the previous one. For a form "prompts once", only the first sample of a
+group has the rows of their prompt, as far as the other samples have the same rows. The table gives
+bytes per token-layer, and in brackets the ratio to the entropy of uniformly random sets. Each file
+contains only ids, one column per layer. The program compares the decoded ids with the original
+ones.
 """
 
 import argparse
+import io
+import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import Any
 
-from benchmarks.measure import machine, one_core, typical
-from benchmarks.page import Table, arguments_of, block, publish, verdict
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from benchmarks.measure import machine
+from benchmarks.page import Table, arguments_of, block, publish
 from benchmarks.routes import fresh
-from benchmarks.routes.recordings import Recording, same_sets, set_digests
-from benchmarks.ways import ours
-from benchmarks.ways.parquet_forms import FORMS
+from benchmarks.routes.recordings import Recording
+from pipeline.traces.write.rows import ROUTES_ROWS
 
-LEVELS = (1, 3, 9)
-MOST = 1.02
-"""Maximum size of Retrace's file, relative to the best plain form at the same zstd level."""
-LIMIT_HEADERS = (
-    "routes",
-    "best plain form at that level",
-    "its B per token-layer",
-    "Retrace",
-    "ratio",
-    "limit",
-    "",
-)
+LEVELS = (1, 2, 3)
+FORMS = tuple(itertools.product(("ids", "gaps"), ("", ", prompts once")))
+Ids = npt.NDArray[Any]
+"""Ids [L, N, K], ascending in each row."""
 
 
-@dataclass(frozen=True)
-class Plain:
-    """Results of a plain form for one recording."""
-
-    name: str
-    bytes_by_level: tuple[float, ...]
-    """Bytes per token-layer, at LEVELS."""
-    encode_mb_s: float
-    decode_mb_s: float
-
-
-@dataclass(frozen=True)
-class Found:
-    """Results of all plain forms and of Retrace for one recording."""
-
-    recording: Recording
-    forms: tuple[Plain, ...]
-    retrace: float
-    """Bytes per token-layer of Retrace's routes file."""
-
-    @property
-    def best(self) -> tuple[str, float]:
-        """The smallest plain form at Retrace's zstd level, and its bytes per token-layer."""
-        at = LEVELS.index(ours.LEVEL)
-        form = min(self.forms, key=lambda form: form.bytes_by_level[at])
-        return form.name, form.bytes_by_level[at]
+def rows_of(recording: Recording, once: bool) -> Ids:
+    """Return the sorted ids of all rows, or only those that a file with `prompts once` contains."""
+    routes = [np.sort(routes_TLK, axis=-1) for routes_TLK in recording.routes]
+    first: dict[int, Ids] = {}
+    kept = []
+    for routes_TLK, P, group in zip(routes, recording.prompts, recording.groups, strict=True):
+        shared = first.setdefault(group, routes_TLK[:P])
+        same = 0
+        if once and shared.base is not routes_TLK:
+            T = min(P, len(shared))
+            differs_T = (shared[:T] != routes_TLK[:T]).any(axis=(1, 2))
+            same = int(differs_T.argmax()) if differs_T.any() else T
+        kept.append(routes_TLK[same:])
+    return np.ascontiguousarray(np.concatenate(kept).swapaxes(0, 1))
 
 
-def measure(recording: Recording, repetitions: int) -> Found:
-    """Measure all forms on a recording. Raises ValueError if decoded sets differ."""
-    written = ours.encode_file(ours.samples_of(recording), ours.geometry_of(recording))
-    size = written.file.data.size / (recording.tokens * recording.layers)
-    return Found(recording, tuple(_forms(recording, repetitions)), size)
+def gaps_of(ids_LNK: Ids) -> Ids:
+    """Return the first id of each row, followed by the number of ids left out before each other."""
+    gaps_LNK = ids_LNK.copy()
+    gaps_LNK[..., 1:] -= ids_LNK[..., :-1] + 1
+    return gaps_LNK
 
 
-def _forms(recording: Recording, repetitions: int) -> Iterator[Plain]:
-    expected, mega = set_digests(recording.routes), recording.raw_bytes / 1e6
-    for form in FORMS:
-        for gaps in (False, True):
-            name = f"{'gaps' if gaps else 'ids'} {form.name}"
-            sizes = [len(form.encode(recording, gaps, level)) for level in LEVELS]
-            with one_core():
-                encode_s, data = typical(
-                    lambda f=form, g=gaps: f.encode(recording, g, ours.LEVEL), repetitions
-                )
-                decode_s, arrays = typical(
-                    lambda f=form, g=gaps, d=data: f.decode(d, recording, g), repetitions
-                )
-            same_sets(name, set_digests(arrays), expected)
-            per = tuple(size / (recording.tokens * recording.layers) for size in sizes)
-            yield Plain(name, per, mega / encode_s, mega / decode_s)
+def encode(ids_LNK: Ids, level: int) -> bytes:
+    """Return a Parquet file with a column of fixed-size binary values for each layer."""
+    width = pa.binary(ids_LNK.shape[2] * ids_LNK.itemsize)
+    columns = {
+        f"layer_{i}": pa.FixedSizeBinaryArray.from_buffers(
+            width, len(ids_NK), [None, pa.py_buffer(ids_NK)]
+        )
+        for i, ids_NK in enumerate(ids_LNK)
+    }
+    sink = io.BytesIO()
+    pq.write_table(
+        pa.table(columns),
+        sink,
+        compression="zstd",
+        compression_level=level,
+        use_dictionary=False,
+        row_group_size=ROUTES_ROWS,
+        data_page_size=256 << 10,
+        write_statistics=False,
+        store_schema=False,
+    )
+    return sink.getvalue()
 
 
-def limits_table(found: Sequence[Found]) -> Table:
-    """Return the table that compares the size of Retrace's file with the best plain form."""
-    rows = []
-    for one in found:
-        name, best = one.best
-        ratio = one.retrace / best
-        cells = (one.recording.name, name, f"{best:.3f}", f"{one.retrace:.3f}", f"{ratio:.3f}")
-        rows.append((*cells, f"<= {MOST}", verdict(ratio <= MOST)))
-    return Table(LIMIT_HEADERS, tuple(rows))
+def decode(data: bytes, like: Ids) -> Ids:
+    """Return the ids in a file. `like` has their type and shape."""
+    table = pq.read_table(pa.BufferReader(data), use_threads=False)
+    layers = [b"".join(chunk.buffers()[1] for chunk in column.chunks) for column in table.columns]
+    return np.frombuffer(b"".join(layers), like.dtype).reshape(like.shape)
 
 
-def bytes_table(found: Sequence[Found]) -> Table:
-    """Return the table of bytes per token-layer by form and recording."""
-    rows = [
-        (form.name, *("  ".join(f"{b:.2f}" for b in one.forms[i].bytes_by_level) for one in found))
-        for i, form in enumerate(found[0].forms)
-    ]
-    headers = tuple(one.recording.name for one in found)
-    return Table(("B per token-layer at zstd 1, 3, 9", *headers), tuple(rows))
+def sizes(recording: Recording) -> Iterator[tuple[str, float]]:
+    """Yield the name of each form, with its bytes per token-layer.
+
+    Raises ValueError if decoded ids differ.
+    """
+    for form, sharing in FORMS:
+        ids_LNK = rows_of(recording, once=bool(sharing))
+        stored_LNK = gaps_of(ids_LNK) if form == "gaps" else ids_LNK
+        for level in LEVELS:
+            name = f"{form}, zstd {level}{sharing}"
+            data = encode(stored_LNK, level)
+            if not np.array_equal(decode(data, stored_LNK), stored_LNK):
+                raise ValueError(f"{name}: the decoded ids of {recording.name} differ")
+            yield name, len(data) / (recording.tokens * recording.layers)
 
 
-def speeds_table(found: Sequence[Found]) -> Table:
-    """Return the table of encode and decode MB/s by form and recording."""
-    rows = []
-    for i, form in enumerate(found[0].forms):
-        speeds = [one.forms[i] for one in found]
-        rows.append((form.name, *(f"{s.encode_mb_s:,.0f}, {s.decode_mb_s:,.0f}" for s in speeds)))
-    headers = tuple(one.recording.name for one in found)
-    return Table((f"encode, decode MB/s at zstd {ours.LEVEL}", *headers), tuple(rows))
+def table_of(recordings: Sequence[Recording]) -> Table:
+    """Return the table of all forms and recordings."""
+    found = [dict(sizes(recording)) for recording in recordings]
+    bounds = [recording.bound for recording in recordings]
+    rows = [("entropy of uniform sets", *(f"{bound:.2f}" for bound in bounds))]
+    for name in found[0]:
+        of_form = zip((one[name] for one in found), bounds, strict=True)
+        rows.append((name, *(f"{size:.2f} ({size / bound:.2f}x)" for size, bound in of_form)))
+    return Table(("B per token-layer", *(one.name for one in recordings)), tuple(rows))
 
 
 def main() -> None:
     arguments = arguments_of(argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0]))
-    recordings = fresh.recordings(arguments.quick)
-    found = [measure(recording, 1 if arguments.quick else 3) for recording in recordings]
-    where = machine("numpy", "pyarrow")
-    publish(
-        {
-            "plain-parquet-limits": block(limits_table(found)),
-            "plain-parquet": block(bytes_table(found), speeds_table(found), where),
-        },
-        arguments,
-    )
+    table = table_of(fresh.recordings(arguments.quick))
+    publish({"plain-parquet": block(table, machine("numpy", "pyarrow"))}, arguments)
 
 
 if __name__ == "__main__":

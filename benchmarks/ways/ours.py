@@ -104,7 +104,7 @@ def encode_file(store: Store, samples: Sequence[Sample], geometry: Geometry) -> 
 def decode_file(written: RoutesInFile) -> list[npt.NDArray[Any]]:
     """Return the array [T, L, K] of each sample, after checking all pages."""
     opened = open_file(written.store, written.file)
-    parts = RoutesFile(opened, written.geometry).read(range(opened.row_groups))
+    parts = RoutesFile(opened, written.geometry, slice(None)).read(range(opened.row_groups))
     sets_LNK = np.concatenate([part.sets_LNK for part in parts.values()], axis=1)
     ends = np.cumsum(written.lengths)[:-1]
     return [sets_LTK.swapaxes(0, 1) for sets_LTK in np.split(sets_LNK, ends, axis=1)]

@@ -2,7 +2,7 @@
 
 The settings and inputs must match those of the run. pipeline.config.identity lists the settings
 that may not change. The content of inputs is compared with the staged files. An input may be staged
-anew as long as no commit depends on it. The parallel layout may change at any start, because a
+again as long as no commit depends on it. The parallel layout may change at any start, because a
 trainer starts from a checkpoint, which can be loaded in every layout (`_layout_refused` describes
 an exception).
 """
@@ -48,7 +48,7 @@ functions, whose paths are in several settings)."""
 
 @dataclass(frozen=True)
 class Mended:
-    """What a start is about to change in a run: inputs to stage anew, and settings."""
+    """What a start is about to change in a run: inputs to stage again, and settings."""
 
     inputs: tuple[str, ...]
     """Names of the inputs, as in StagedInputs."""

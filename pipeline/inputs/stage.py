@@ -219,7 +219,7 @@ _STAGES: dict[str, Callable[[CheckedInputs], Any]] = {
     "model": _stage_model,
     "functions": _stage_functions,
 }
-"""For each input that may be staged anew: the function that stages it."""
+"""For each input that may be staged again: the function that stages it."""
 
 
 def _as_json(value: Any) -> Any:

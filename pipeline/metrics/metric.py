@@ -54,7 +54,7 @@ class Group:
 
 
 def by_layer(name: str, values: Mapping[int, float]) -> Metrics:
-    """Return the values of a metric in each layer of the model, as metrics of their own.
+    """Return the values of a metric in each layer of the model, as separate metrics.
 
     Example: by_layer("replay/agreement", {3: 0.98}) -> {"replay/agreement/layer_3": 0.98}.
     """

@@ -73,7 +73,7 @@ class PolicyVersion:
 
     version: int
     weights_sha256: str | None
-    """The weights digest; None if not recorded, as for a model that an attempt staged anew."""
+    """The weights digest; None if not recorded, as for a model that an attempt staged again."""
     files: tuple[DataFile, ...]
     """For a whole version, the files of a Hugging Face folder; for a difference, the difference
     files, or none if no tensor has changed."""
@@ -294,7 +294,7 @@ def check_fits(
 def weights_of(store: Store, version: int) -> str:
     """Return the weights digest of a policy version.
 
-    If the digest is not recorded, for example for a model that an attempt staged anew, this
+    If the digest is not recorded, for example for a model that an attempt staged again, this
     function reads all weights to compute it. Raises ObjectMissingError, CorruptObjectError and
     StoreError.
     """

@@ -150,7 +150,7 @@ class Change:
 
     @property
     def inputs(self) -> bool:
-        """Whether the start stages an input anew on which the samples of steps depend."""
+        """Whether the start stages an input again on which the samples of steps depend."""
         others = {f"{INPUTS}val_prompts", f"{INPUTS}functions"}
         return any(name.startswith(INPUTS) for name in self.changes.keys() - others)
 

@@ -1,8 +1,8 @@
-"""Uses of a run's inputs: an attempt may stage an input anew while no commit depends on it.
+"""Uses of a run's inputs: an attempt may stage an input again while no commit depends on it.
 
 Such a start may race with the workers of earlier attempts. It ends those attempts, and looks for
-commits right before it writes its own attempt. A worker looks for a later attempt right before it
-commits, and records the number of its own attempt in the commit. This number reveals a shard whose
+commits right before it writes its attempt. A worker looks for a later attempt right before it
+commits, and records the number of its attempt in the commit. This number reveals a shard whose
 commit was on its way during the start's last check.
 """
 

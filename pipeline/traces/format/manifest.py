@@ -203,7 +203,7 @@ class SealedManifest:
 
 
 class _Stored(msgspec.Struct):
-    """The JSON form of what a manifest has beside the fields of a header."""
+    """The JSON form of what a manifest has in addition to a header."""
 
     policy_versions: tuple[int, ...]
     data: tuple[TraceFile, ...]

@@ -151,7 +151,7 @@ def open_file(store: Store, file: TraceFile) -> OpenFile:
     Raises:
         ObjectMissingError: The file is not in the store.
         CorruptObjectError: Its size or its footer differ from the commit.
-        TraceError: It has another role or major version than its commit says.
+        TraceError: It has another role or major version than its commit records.
     """
     name = f"{file.key} in {store.uri}"
     content = None

@@ -73,8 +73,9 @@ def check_shard(sealed: Manifest, shard: Manifest) -> list[str]:
     """Return the ids of an early shard's samples that the sealed step contains.
 
     The ids are in the step's order. Raises TraceError if the step was sealed with a different
-    commit of this shard, for a step without its rows, such as the result of `open_manifest`, and
-    for a manifest of the trainer's routes (R2), such as the result of `used_routes`.
+    commit of this shard. Also raises TraceError for a step without its rows, such as the result of
+    `open_manifest`, and for a manifest of the trainer's routes, such as the result of
+    `used_routes`.
     """
     if not check_manifest(sealed, "sealed step").ids:
         raise TraceError(

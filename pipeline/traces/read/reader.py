@@ -47,7 +47,7 @@ def read_samples(store: Store, manifest: Manifest, ids: Iterable[str]) -> list[S
         ObjectMissingError: A file is missing.
         CorruptObjectError: A file is damaged.
         TraceError: An id is unknown or is not a str, or a file has other samples than the manifest
-            says. In the second case, the message names the file and the sample.
+            lists. In the second case, the message names the file and the sample.
     """
     step = check_manifest(manifest, "read_samples").step
     ids = check_names(ids, f"step {step}: ids")
@@ -86,7 +86,7 @@ def stored_samples(store: Store, manifest: Manifest, rows: pa.Table) -> Iterator
                 if sample.id != ids[i]:
                     raise TraceError(
                         f"{opened.name}: row {row_N[i]} is sample {sample.id}, but the manifest "
-                        f"says {ids[i]}; remake the step"
+                        f"lists {ids[i]}; remake the step"
                     )
                 yield sample
 

@@ -172,14 +172,14 @@ class _Rows:
             name: The files, for the error message.
 
         Raises:
-            TraceError: A row is missing, or is there twice.
+            TraceError: A row is missing, or occurs twice.
         """
         at_N = np.concatenate([at for at, _ in found])
         counts = np.bincount(at_N, minlength=self.total)
         if (counts != 1).any():
             row = int((counts != 1).argmax())
             sample, position = self._at(row)
-            what = "is missing" if counts[row] == 0 else "is there twice"
+            what = "is missing" if counts[row] == 0 else "occurs twice"
             raise TraceError(f"{name}: sample {sample}: position {position} {what}")
         valid = np.empty(self.total, np.bool_)
         valid[at_N] = np.concatenate([valid_N for _, valid_N in found])

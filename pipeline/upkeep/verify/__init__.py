@@ -15,6 +15,7 @@ from pipeline.run.description import RunDescription, read_created, run_digest
 from pipeline.store import Store
 from pipeline.upkeep.lost_commits import lost_manifests, lost_policies
 from pipeline.upkeep.problems import Report
+from pipeline.upkeep.verify.one_step import verify_step
 from pipeline.upkeep.verify.others import (
     verify_attempts,
     verify_checkpoints,
@@ -22,7 +23,6 @@ from pipeline.upkeep.verify.others import (
     verify_policies,
     verify_validations,
 )
-from pipeline.upkeep.verify.one_step import verify_step
 
 __all__ = ["verify"]
 

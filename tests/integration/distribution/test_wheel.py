@@ -47,7 +47,8 @@ import sys
 import retrace
 
 sample = retrace.traces.new_sample(0, "17", 0, [1, 2], [3], [[[0, 1]], [[2, 3]]], reward=1.0)
-geometry, made_by = retrace.traces.Geometry(4, 2, (0,)), retrace.traces.Provenance("R3", 0, "an engine")
+geometry = retrace.traces.Geometry(4, 2, (0,))
+made_by = retrace.traces.Provenance("R3", 0, "an engine")
 retrace.traces.write_step(retrace.open_store("set"), 0, [sample], geometry, made_by)
 (found,) = retrace.open_run("set").step(0).samples()
 assert found.routes.sets_TLK.tolist() == [[[0, 1]], [[2, 3]]]

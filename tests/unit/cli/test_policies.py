@@ -74,7 +74,7 @@ def test_the_library_lists_the_same_versions(run):
     [
         (keys.policy(5), ["6: it is the difference from policy 5, which does not exist"]),
         ("file", ["5: policies/000005/.* is missing", "6: it is the difference from policy 5"]),
-        ("damaged", ["5: policies/000005/policy.json .*: not JSON", "6: it is the difference"]),
+        ("damaged", ["5: policies/000005/policy.json .*: not a JSON", "6: it is the difference"]),
     ],
 )  # fmt: skip
 def test_versions_that_cannot_be_fetched_are_named(run, tmp_path, lost, problems):

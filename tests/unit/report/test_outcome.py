@@ -3,15 +3,14 @@
 import pytest
 
 from pipeline.config.tree import RunConfig
+from pipeline.recorded import write_recorded_set
 from pipeline.report.outcome import finished_line, is_complete
 from pipeline.run import keys
 from pipeline.run.commit import commit, new_write_id
 from pipeline.store import StoreError, open_store
-from pipeline.traces.format.manifest import Manifest
-from pipeline.traces.format.schema import MANIFEST
-from pipeline.traces.write.seal import write_manifest
 from tests.attempts import make_attempt
 from tests.memory_store import MemoryStore
+from tests.stored_runs import write_step
 
 STEPS = 3
 
@@ -42,10 +41,12 @@ def test_a_complete_run_has_all_steps():
 @pytest.mark.parametrize("recorded", range(STEPS + 1))
 def test_a_complete_run_has_every_step_in_its_recorded_set(tmp_path, recorded):
     """A flow that is killed at the end of a step may not have written the step to the set."""
-    place = open_store(str(tmp_path))
-    for step in range(recorded):
-        write_manifest(place, Manifest(step, (), None, None, (), MANIFEST.empty_table()))
-    assert is_complete(config(str(tmp_path)), with_steps(STEPS)) == (recorded == STEPS)
+    run, place = with_steps(0), open_store(str(tmp_path))
+    for step in range(STEPS):
+        write_step(run, step)
+        if step < recorded:
+            write_recorded_set(run, place, step)
+    assert is_complete(config(str(tmp_path)), run) == (recorded == STEPS)
 
 
 def test_a_run_without_a_planned_validation_is_incomplete():

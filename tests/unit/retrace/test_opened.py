@@ -5,18 +5,18 @@ import re
 import numpy as np
 import pyarrow as pa
 import pytest
-from pipeline.run.amendments import Amendment, write_amendment
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 import retrace
 from pipeline.policies.versions import publish_policy
+from pipeline.recorded import write_recorded_set
 from pipeline.report.run_metrics import Validation
 from pipeline.run import keys
 from pipeline.run.commit import commit, new_write_id
 from pipeline.run.plan import publish_plan
-from pipeline.traces import write_recorded_set
 from pipeline.upkeep.prune import prune
+from tests.attempts import make_attempt
 from tests.samples import (
     GEOMETRY,
     equal,
@@ -209,13 +209,11 @@ def test_a_run_has_a_description(run):
     assert run.description.geometry == GEOMETRY
 
 
-def test_a_run_has_a_description_at_each_step(run):
-    """An amendment applies from its `from_step` on."""
-    amendment = Amendment(0, "why", 1, {"trainer.seed": 7})
-    assert write_amendment(run.store, amendment)
-    assert run.amendments() == [amendment]
-    assert run.description_at(0) != run.description
-    assert run.description_at(1) == run.description
+def test_a_description_has_what_the_newest_attempt_changed(run):
+    before = run.description
+    make_attempt(run.store, 0, steps=1)
+    assert run.description == before
+    make_attempt(run.store, 1, steps=1, changes={"trainer.seed": 7})
     assert run.description.setting("trainer.seed") == 7
 
 
@@ -229,7 +227,6 @@ def test_a_recorded_set_has_samples_and_its_errors_name_the_missing_parts(record
             what()
     lacking = {
         "description": lambda: recorded.description,
-        "amendments": recorded.amendments,
         "metrics": recorded.metrics,
         "validations": recorded.validations,
         "policies": recorded.policies,
