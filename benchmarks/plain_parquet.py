@@ -36,16 +36,14 @@ Ids = npt.NDArray[Any]
 def rows_of(recording: Recording, once: bool) -> Ids:
     """Return the sorted ids of all rows, or only those that a file with `prompts once` contains."""
     routes = [np.sort(routes_TLK, axis=-1) for routes_TLK in recording.routes]
-    first: dict[int, Ids] = {}
+    of_group: dict[int, Ids] = {}
     kept = []
     for routes_TLK, P, group in zip(routes, recording.prompts, recording.groups, strict=True):
-        shared = first.setdefault(group, routes_TLK[:P])
-        same = 0
-        if once and shared.base is not routes_TLK:
-            T = min(P, len(shared))
-            differs_T = (shared[:T] != routes_TLK[:T]).any(axis=(1, 2))
-            same = int(differs_T.argmax()) if differs_T.any() else T
-        kept.append(routes_TLK[same:])
+        shared = of_group.setdefault(group, routes_TLK[:0])[:P] if once else routes_TLK[:0]
+        same_T = (shared == routes_TLK[: len(shared)]).all(axis=(1, 2))
+        kept.append(routes_TLK[len(same_T) if same_T.all() else same_T.argmin() :])
+        if not len(shared):
+            of_group[group] = routes_TLK[:P]
     return np.ascontiguousarray(np.concatenate(kept).swapaxes(0, 1))
 
 

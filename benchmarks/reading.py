@@ -6,13 +6,12 @@ belong to a shared prompt. There are four mini-batches, and each micro-batch has
 routes are taken from a recording (benchmarks/data), which is repeated with different expert
 numbers.
 
-    bytes      Fetched bytes, divided by the bytes that the rank needs: its own coded segments
-               and layers, plus the footers.
-    plain GET  GETs of the same ranges, sent one at a time; adjacent ranges are merged.
-    fetched    Reads of the same ranges with Store.read_ranges, without checks.
-    checked    The same reads, with a check of each range's SHA-256.
-    arrays     Decoding into the trainer's arrays, in MB/s of raw uint8 ids, which take up about 4
-               times as many bytes as the coded ones.
+    bytes      Fetched bytes, divided by the bytes that the rank needs: its own rows in its layers,
+               plus the footers.
+    plain GET  GETs of the same column chunks, sent one at a time; adjacent chunks are merged.
+    fetched    Reads of the same column chunks with Store.read_ranges, without checks.
+    arrays     Checking and decoding into the trainer's arrays, in MB/s of raw uint8 ids, which take
+               up about 4 times as many bytes as the compressed ones.
     waits      Seconds that the trainer waits from the seal to the end of the first pass (manifest,
                layout, samples, routes), as a share of the step. Sleeps replace computation.
 
@@ -23,14 +22,12 @@ machine that is five times as fast.
 """
 
 import argparse
-import hashlib
-import itertools
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from pipeline.traces.format.chunks import Range, TraceFile, column_ranges, read_table
 
 from benchmarks.measure import machine
 from benchmarks.minio import places
@@ -55,8 +52,7 @@ from pipeline.traces import (
     sample_id,
     seal,
 )
-from pipeline.traces.format.manifest import open_file
-from pipeline.traces.format.schema import SEGMENT, routes_schema
+from pipeline.traces.read.reader import ROUTES_OF, Place, groups_of, open_routes
 
 WHOLE = Geometry(experts=128, topk=8, layers=tuple(range(48)))
 STAGE = Geometry(experts=128, topk=8, layers=tuple(range(12, 24)))
@@ -68,7 +64,6 @@ HEADERS = (
     "bytes / own",
     "plain GETs",
     "fetched / plain",
-    "checked / plain",
     "arrays",
     "waits",
     "waits, 5 x",
@@ -153,85 +148,55 @@ def some_rows(rows: int, pool: Recording, rng: np.random.Generator) -> np.ndarra
 
 @dataclass(frozen=True)
 class Slice:
-    """Ranges that a rank reads from one file."""
+    """The column chunks that a rank reads from one file."""
 
-    file: TraceFile
-    ranges: list[Range]
-    own_bytes: float
-    """Size in bytes of the rank's own coded segments, estimated from its share of the tokens in
-    each row group."""
+    key: str
+    ranges: list[tuple[int, int]]
+    """Offset and length in bytes of each column chunk."""
+    needed_bytes: float
+    """Size in bytes of the rank's own rows, estimated from their share of each row group."""
+    footer_bytes: int
 
 
 def slices_of(store: Store, manifest: Manifest) -> list[Slice]:
-    """Return the ranges that the rank reads, for each file."""
-    wanted: dict[int, set[int]] = {}
-    for row in manifest.rows["routes"].to_pylist():
-        for part in row:
-            wanted.setdefault(part["file"], set()).update(s["row"] for s in part["segments"])
+    """Return the column chunks that the rank reads, for each file."""
+    rows = manifest.rows.select(ROUTES_OF).to_pylist()
+    files = open_routes(store, manifest, rows, STAGE.layers)
+    needed: Counter[Place] = Counter()
+    for row in rows:
+        needed.update(groups_of(row, files))
     found = []
-    columns = routes_schema(STAGE).names
-    for number, segments in sorted(wanted.items()):
-        file, _ = open_file(store, manifest, number)
-        firsts = np.cumsum([0, *(group.rows for group in file.row_groups)])
-        tokens = segment_tokens(store, file)
-        ranges, own = [], 0.0
-        for group, (begin, end) in enumerate(itertools.pairwise(firsts)):
-            mine = [row for row in segments if begin <= row < end]
-            if mine:
-                here = column_ranges(file, columns, [group])
-                share = tokens[mine].sum() / tokens[begin:end].sum()
-                own += share * sum(range_.length for range_ in here)
-                ranges += here
-        found.append(Slice(file, [*ranges, file.footer], own))
+    for number, file in files.items():
+        mine = {group: count for (at, group), count in needed.items() if at == number}
+        sizes = np.diff(file.opened.first_rows)
+        own = sum(file.bytes_of(group) * count / sizes[group] for group, count in mine.items())
+        ranges = file.opened.ranges(file.schema.names, sorted(mine))
+        found.append(Slice(file.opened.key, ranges, own, manifest.files[number].footer_size))
     return found
-
-
-def segment_tokens(store: Store, file: TraceFile) -> np.ndarray:
-    """Return the number of tokens of each segment of a file."""
-    return read_table(store, file, SEGMENT)["tokens"].to_numpy()
 
 
 def plain(store: Store, slices: list[Slice]) -> float:
     """Merge adjacent ranges, send their GETs one at a time, and return the seconds."""
-    merged = []
+    merged: list[tuple[str, int, int]] = []
     for one in slices:
-        for range_ in sorted(one.ranges, key=lambda range_: range_.offset):
-            key, end = one.file.data.key, range_.offset + range_.length
-            if merged and merged[-1][0] == key and merged[-1][2] == range_.offset:
-                merged[-1][2] = end
+        for offset, length in sorted(one.ranges):
+            key, start, end = merged[-1] if merged else ("", 0, 0)
+            if (key, end) == (one.key, offset):
+                merged[-1] = key, start, offset + length
             else:
-                merged.append([key, range_.offset, end])
+                merged.append((one.key, offset, offset + length))
     began = time.perf_counter()
     for key, start, end in merged:
         store.read_range(key, start, end - start)
     return time.perf_counter() - began
 
 
-def fetched(store: Store, slices: list[Slice], checked: bool) -> float:
-    """Measure the store's parallel reads of ranges, 256 ranges at a time, as in the route stream.
-
-    Args:
-        store: The run's store.
-        slices: Ranges to read.
-        checked: Whether to check the SHA-256 of each range.
-
-    Returns:
-        Wall-clock seconds.
-
-    Raises:
-        ValueError: A range differs from its digest.
-    """
+def fetched(store: Store, slices: list[Slice]) -> float:
+    """Return the wall-clock seconds of the store's parallel reads, 256 column chunks at a time."""
     began = time.perf_counter()
     for one in slices:
         for start in range(0, len(one.ranges), 256):
-            ranges = one.ranges[start : start + 256]
-            pieces = store.read_ranges(one.file.data.key, [(r.offset, r.length) for r in ranges])
-            for range_, piece in zip(ranges, pieces, strict=True):
-                if checked and hashlib.sha256(piece).hexdigest() != range_.sha256:
-                    raise ValueError(
-                        f"{one.file.data.key}: SHA-256 of the range at byte {range_.offset} "
-                        "differs from the one in its commit"
-                    )
+            store.read_ranges(one.key, one.ranges[start : start + 256])
     return time.perf_counter() - began
 
 
@@ -295,15 +260,15 @@ def measure(uri: str, groups: int, rounds: int) -> tuple[str, ...]:
     data = loaded(store, sealed, settings, rank)
     rows = sum(len(routes.valid_T) for routes in (data.routes or {}).values())
     slices = slices_of(store, data.manifest)
-    own = sum(one.own_bytes for one in slices) + sum(one.file.footer.length for one in slices)
-    size = sum(range_.length for one in slices for range_ in one.ranges)
-    stream_bytes = getattr(data.routes, "fetched_bytes", 0)
+    size = sum(length for one in slices for _, length in one.ranges)
+    footers = sum(one.footer_bytes for one in slices)
+    needed = sum(one.needed_bytes for one in slices) + footers
+    stream_bytes = getattr(data.routes, "fetched_bytes", 0) + footers
     data.close()
-    seconds: dict[str, list[float]] = {"plain": [], "fetched": [], "checked": [], "arrays": []}
+    seconds: dict[str, list[float]] = {"plain": [], "fetched": [], "arrays": []}
     for _ in range(rounds):  # in turn, so that a disturbance affects all measurements
         seconds["plain"].append(plain(store, slices))
-        seconds["fetched"].append(fetched(store, slices, checked=False))
-        seconds["checked"].append(fetched(store, slices, checked=True))
+        seconds["fetched"].append(fetched(store, slices))
         began = time.perf_counter()
         read_routes(store, data.manifest, data.manifest.ids, STAGE.layers)
         seconds["arrays"].append(time.perf_counter() - began)
@@ -315,10 +280,9 @@ def measure(uri: str, groups: int, rounds: int) -> tuple[str, ...]:
         shares.append(f"{waited / step_s:.2%} ({waited * 1e3:.0f} ms of {step_s:.1f} s)")
     return (
         "s3 (MinIO)" if "://" in uri else "file",
-        f"{stream_bytes / own:.3f}",
+        f"{stream_bytes / needed:.3f}",
         f"{size / best['plain'] / 1e6:.0f} MB/s",
         f"{best['plain'] / best['fetched']:.2f}",
-        f"{best['plain'] / best['checked']:.2f}",
         f"{raw / best['arrays'] / 1e6:.0f} MB/s",
         *shares,
     )

@@ -26,7 +26,7 @@ _LESS_THAN_BF16 = frozenset(
 )
 """Values of ONEDNN_MAX_CPU_ISA with which oneDNN, which multiplies for torch, does not use
 instructions for bfloat16."""
-_KEPT_SHAPES = "4096"
+_KEPT_SHAPES = "2048"
 """The number of shapes for which oneDNN keeps its code; each takes about 0.2 MB."""
 _library: torch.library.Library | None = None
 

@@ -5,13 +5,13 @@ Each function below removes one assumption, which its docstring names.
 """
 
 import contextlib
-import functools
 from collections.abc import Callable
 from typing import Any
 
 import megatron.core.tensor_parallel.random as megatron_random
 import numpy as np
 import torch
+from megatron.core.fusions import fused_softmax
 from megatron.core.models.common.embeddings import (
     rotary_pos_embedding,
     yarn_rotary_pos_embedding,
@@ -21,6 +21,7 @@ from megatron.core.transformer.enums import AttnBackend
 from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.torch_norm import WrappedTorchNorm
 from torch.distributed import ProcessGroup
+from torch.overrides import TorchFunctionMode
 
 from operators.cpu import matmul
 from operators.zigzag import Zigzag
@@ -65,10 +66,12 @@ def adapt() -> None:
         return
     matmul.prepare()
     _send_cuda_calls_to_cpu()
-    _create_tensors_on_cpu()
+    enter: Callable[[], object] = _CudaFactoriesOnCpu().__enter__
+    enter()
     _mark_transformer_engine_missing()
     _allow_torch_norm_under_sequence_parallel()
     _let_optimizer_accept_cpu_tensors()
+    _make_causal_masks_on_cpu()
     _cut_rotary_embeddings_on_cpu()
     _adapted = True
 
@@ -83,6 +86,23 @@ class _NoStream:
         return lambda *args, **kwargs: self
 
 
+class _CudaFactoriesOnCpu(TorchFunctionMode):
+    """Redirects Megatron's hard-coded device='cuda' and .cuda() to the CPU."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., object],
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> object:
+        if func is torch.Tensor.cuda:
+            return args[0]
+        if kwargs and str(kwargs.get("device", "")).startswith("cuda"):
+            kwargs = {**kwargs, "device": CPU}
+        return func(*args, **(kwargs or {}))
+
+
 def _send_cuda_calls_to_cpu() -> None:
     """Replace the CUDA devices, streams and generators, which Megatron uses unconditionally."""
     cuda: Patched = torch.cuda
@@ -93,33 +113,12 @@ def _send_cuda_calls_to_cpu() -> None:
     cuda.stream = lambda *args, **kwargs: contextlib.nullcontext()
     cuda.get_rng_state = lambda *args, **kwargs: torch.get_rng_state()
     cuda.set_rng_state = lambda state, *args, **kwargs: torch.set_rng_state(state)
-    for kind in (torch.Tensor, torch.nn.Module):
-        movable: Patched = kind
-        movable.cuda = lambda self, *args, **kwargs: self
+    module: Patched = torch.nn.Module
+    module.cuda = lambda self, device=None: self
     # Activation checkpointing saves and restores the generator through these two names.
     generator: Patched = megatron_random
     generator._get_cuda_rng_state = lambda *args, **kwargs: torch.get_rng_state()
     generator._set_cuda_rng_state = lambda state, *args, **kwargs: torch.set_rng_state(state)
-
-
-def _create_tensors_on_cpu() -> None:
-    """Replace device="cuda", which Megatron passes to torch's functions that create tensors.
-
-    Recomputation calls these functions inside torch.autograd.backward, where a TorchFunctionMode
-    would be inactive.
-    """
-    for name in ("empty", "ones", "tensor", "zeros"):
-        setattr(torch, name, _on_cpu(getattr(torch, name)))
-
-
-def _on_cpu(create: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    @functools.wraps(create)
-    def create_on_cpu(*args: Any, **kwargs: Any) -> torch.Tensor:
-        if str(kwargs.get("device", "")).startswith("cuda"):
-            kwargs["device"] = CPU
-        return create(*args, **kwargs)
-
-    return create_on_cpu
 
 
 def _mark_transformer_engine_missing() -> None:
@@ -133,6 +132,21 @@ def _mark_transformer_engine_missing() -> None:
     if not hasattr(utils, "te_general_gemm"):
         utils.te_general_gemm = None
     multi_latent_attention.HAVE_TE = False
+
+
+def _make_causal_masks_on_cpu() -> None:
+    """Create attention's causal mask on the CPU; Megatron creates it on device='cuda'.
+
+    Recomputation creates the mask inside torch.autograd.backward. _CudaFactoriesOnCpu is inactive
+    there, because it handles the call to that function itself, and a mode is not active within its
+    own handler.
+    """
+    fused_softmax.get_default_causal_mask = _causal_mask
+
+
+def _causal_mask(length: int) -> torch.Tensor:
+    """Return a mask [length, length], True above the diagonal, where attention must not read."""
+    return torch.ones(length, length).triu(1).bool()
 
 
 def _cut_rotary_embeddings_on_cpu() -> None:

@@ -166,7 +166,7 @@ def changed(run: RunDescription, changes: Mapping[str, Any]) -> RunDescription:
 
 
 def run_digest(store: Store) -> str | None:
-    """Return the digest of run.json, which identifies a run in its traces; None if it does not exist.
+    """Return the digest of run.json, which identifies a run in traces; None if it does not exist.
 
     Raises StoreError and CorruptObjectError.
     """

@@ -6,7 +6,7 @@ into memory.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import msgspec
@@ -134,15 +134,19 @@ class SealedManifest:
     """The file that contains the rows."""
     shards: int
     """The number of rollout shards that the step was sealed with; 0 for a replayed step."""
+    _cache: list[OpenFile] = field(default_factory=list, repr=False, compare=False)
 
     @property
     def samples(self) -> int:
         """The number of samples."""
         return self.file.rows
 
-    @cached_property
+    @property
     def _opened(self) -> OpenFile:
-        return open_file(self.store, self.file)
+        # In Python 3.11, all instances share the lock of a cached_property, and this one reads.
+        if not self._cache:
+            self._cache.append(open_file(self.store, self.file))
+        return self._cache[0]
 
     def columns(self, names: Iterable[str]) -> pa.Table:
         """Read some columns of all rows. Only the bytes of these columns are fetched.

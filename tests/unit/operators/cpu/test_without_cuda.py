@@ -8,7 +8,9 @@ from operators.cpu import matmul, without_cuda
 
 @pytest.mark.parametrize("device", ["cuda", "cuda:1", torch.device("cuda"), "cpu", None])
 def test_tensors_for_a_gpu_are_created_on_the_cpu(device):
-    zeros_2 = without_cuda._on_cpu(torch.zeros)(2, dtype=torch.int32, device=device)
+    with without_cuda._CudaFactoriesOnCpu():
+        zeros_2 = torch.zeros(2, dtype=torch.int32, device=device)
+        assert zeros_2.cuda() is zeros_2
     assert zeros_2.tolist() == [0, 0]
     assert (zeros_2.dtype, zeros_2.device.type) == (torch.int32, "cpu")
 
