@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from typer.testing import CliRunner
 
+from pipeline.cli.printable import printable
 from pipeline.cli.traces import app
 from pipeline.metrics.metric import by_layer
 from pipeline.recorded import write_recorded_set
@@ -20,7 +21,7 @@ from pipeline.run import keys
 from pipeline.run.commit import commit, new_write_id
 from pipeline.run.plan import publish_plan
 from pipeline.store import open_store
-from pipeline.traces import seal, write_shard
+from pipeline.traces import new_sample, seal, write_shard, write_step
 from tests.samples import (
     GEOMETRY,
     R3,
@@ -358,6 +359,17 @@ def test_ls_and_show_print_large_rewards_in_few_characters(tmp_path):
         assert "1.7e+308" in shown
         assert "0000" not in shown.replace("000000/", "")
     assert "reward    1.7e+308" in command("show", store.uri, SAMPLES[0].id)
+
+
+def test_ids_that_look_like_markup_are_shown_as_they_are(tmp_path):
+    store = open_store(str(tmp_path))
+    prompts = ["[red]", ":smile:", "-x", " ", "\u00e9\U0001f600", "\ufeff", "x" * 1_000]
+    write_step(store, 0, [new_sample(0, name, 0, [1], [2]) for name in prompts], None, None)
+    listed = command("ls", store.uri, "--step", 0)
+    for name in prompts:
+        id = printable(f"000000/{name}/0")
+        assert id in listed
+        assert id in command("show", store.uri, f"000000/{name}/0")
 
 
 @pytest.mark.parametrize("audit", [True, False])

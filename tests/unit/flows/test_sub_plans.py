@@ -41,8 +41,6 @@ from tests.stored_runs import put_signed
 
 SHARDS = 2
 PROMPTS = 50
-FIRST = {"row": 13, "epoch": 0}
-"""The first prompt of step 0."""
 
 
 def config_of(**filters: object) -> RunConfig:
