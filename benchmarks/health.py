@@ -18,7 +18,6 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch.distributed as dist
-from pipeline.run.amendments import description_now
 
 from benchmarks.page import Table
 from operators.training.batches.step_data import StepData, layout_rules, load_step
@@ -32,6 +31,7 @@ from pipeline.policies.fetch import fetch_policy
 from pipeline.rl.mismatch import Mismatch
 from pipeline.run import keys
 from pipeline.run.attempts import config_of
+from pipeline.run.description import description_now
 from pipeline.store import open_store
 from pipeline.traces import Routes, open_manifest
 

@@ -16,7 +16,6 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from pipeline.run.amendments import refuse_amended
 from safetensors.numpy import save_file
 
 from benchmarks.scale.clock import Clock
@@ -32,6 +31,7 @@ from pipeline.run.attempts import Attempt, attempt_of
 from pipeline.run.commit import commit, new_write_id
 from pipeline.run.plan import StepPlan, read_plan
 from pipeline.run.shares import await_shares, write_share
+from pipeline.run.uses import refuse_superseded
 from pipeline.run.wait import wait_for_any
 from pipeline.store import Store
 from pipeline.traces import (
@@ -197,7 +197,7 @@ class Run:
         """Write and commit a shard, as operators.rollout.shard does."""
         provenance = Provenance("R3", plan.policy_version, "simulated")
         samples = list(samples_of(plan, shard))
-        refuse_amended(self.store, 0)
+        refuse_superseded(self.store, 0)
         write_shard(self.store, plan.step, shard, new_write_id(), samples, GEOMETRY, provenance)
         self.lags.shards.setdefault(plan.step, []).append(self.clock.now)
 

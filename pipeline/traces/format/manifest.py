@@ -134,7 +134,7 @@ class SealedManifest:
     """The file that contains the rows."""
     shards: int
     """The number of rollout shards that the step was sealed with; 0 for a replayed step."""
-    _cache: list[OpenFile] = field(default_factory=list, repr=False, compare=False)
+    _cache: list[OpenFile] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @property
     def samples(self) -> int:

@@ -17,8 +17,8 @@ from pipeline.traces.format.schema import SAMPLES, file_metadata, routes_schema
 from pipeline.traces.format.types import Provenance, Routes, Sample
 from pipeline.traces.write.files import Compression, FileWriter
 
-ROUTES_ROWS = 65_536
-"""Rows per row group of a routes file. Half as many would take a fifth longer to read."""
+ROUTES_ROWS = 32_768
+"""Rows per row group of a routes file. A layer's page with top-8 then has 256 KiB."""
 _SAMPLES_TOKENS = 262_144
 """Tokens per row group of a samples file (2 MB). Sealing reads some columns of every row group, so
 a few large row groups are better than many small ones."""
@@ -67,6 +67,7 @@ class RoutesWriter:
         )
         self._pending: list[tuple[str, int, Routes]] = []
         self._rows = 0
+        self._rows_of_group = 0
 
     @property
     def held_bytes(self) -> int:
@@ -87,6 +88,7 @@ class RoutesWriter:
         """
         if start == end:
             return []
+        self._rows_of_group += end - start
         found = Segment(start, self.file.rows + self._rows, end - start)
         while start < end:
             room = ROUTES_ROWS - self._rows
@@ -106,11 +108,12 @@ class RoutesWriter:
     def end_group(self) -> None:
         """End a group: the next rows belong to a different group.
 
-        A row group that is at least half full is written now, so that a rank that reads some groups
-        of a step fetches few tokens of other groups.
+        A row group that is at least half full is written now, unless another group as large would
+        fit, so that a rank that reads some groups of a step fetches few tokens of other groups.
         """
-        if self._half_full:
+        if self._half_full and self._rows + self._rows_of_group > ROUTES_ROWS:
             self._cut()
+        self._rows_of_group = 0
 
     def finish(self) -> TraceFile:
         """Write the last row group, and create the file."""

@@ -56,9 +56,7 @@ def policy_up(store: Store, folder: Path) -> None:
 
 def policy_down(store: Store, folder: Path) -> None:
     with closing(PolicyCache(store, folder)) as cache, cache.held(1) as held:
-        assert (
-            held.weights == digest_of(held.folder) == digest_of(folder / "made")
-        )
+        assert held.weights == digest_of(held.folder) == digest_of(folder / "made")
 
 
 def checkpoint_up(store: Store, folder: Path) -> None:

@@ -350,6 +350,12 @@ def test_wrong_arguments_are_named(run, tmp_path, arguments, says):
     assert output.count("\n") == 1
 
 
+def test_num_layers_is_only_for_the_formats_of_verl_and_slime(run, tmp_path):
+    said = command("export", run.uri, "--out", tmp_path / "npy", "--num-layers", 8, expect=2)
+    assert "--num-layers" in said
+    assert not (tmp_path / "npy").exists()
+
+
 def test_ls_and_show_print_large_rewards_in_few_characters(tmp_path):
     store = open_store(str(tmp_path))
     huge = [replace(sample, reward=1.7e308) for sample in SAMPLES]  # their sum is infinite
