@@ -33,7 +33,7 @@ class Program:
 
 PROGRAMS = {
     "traces": Program(("traces", "limits")),
-    "plain_parquet": Program(("plain-parquet-limits", "plain-parquet")),
+    "plain_parquet": Program(("plain-parquet",)),
     "cores": Program(("cores",)),
     "handover": Program(("handover", "handover-goals"), threads=1),
     "writing": Program(("writing",)),

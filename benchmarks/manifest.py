@@ -7,9 +7,8 @@ step has 100,000 samples of 8,192 tokens, and a second step has 10 million sampl
 The program creates artificial shards. Retrace's file writer writes their samples files column by
 column, because writing 10 million samples one by one would take hours. The files contain all
 columns that the manifest repeats, including digests. Each sample has only one prompt token and one
-response token, because sealing and looking up do not read tokens. The commits describe all ranges
-of the routes files, for every row group and each of the 48 layers. The routes files are not
-written, because this program does not read them.
+response token, because sealing and looking up do not read tokens. The commits describe routes files
+that are not written, because this program does not read them.
 
 The phases are `seal`, `open_manifest`, reading the columns that every rank needs for all samples
 (group, reward and lengths, for advantages and the layout), and `select` for one rank's share. Each
@@ -25,22 +24,18 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-from pipeline.traces.format.chunks import Range, RowGroup, TraceFile
-from pipeline.traces.write.segments import ROW_GROUP_TOKENS as ROUTES_TOKENS
 
 from benchmarks.measure import Phase, in_fresh_process, machine
 from benchmarks.page import Table, arguments_of, block, publish
 from pipeline.run import keys
-from pipeline.run.commit import DataFile, commit, new_write_id
+from pipeline.run.commit import commit, new_write_id
 from pipeline.store import open_store
 from pipeline.traces import Geometry, Provenance, group_id, open_manifest, sample_id, seal
-from pipeline.traces.format.header import with_header
-from pipeline.traces.format.schema import SAMPLES, SEGMENTS, layer_column, routes_schema
-from pipeline.traces.write.files import FileWriter
-from pipeline.traces.write.rows import ROW_GROUP_TOKENS as SAMPLES_TOKENS
+from pipeline.traces.format.header import TraceFile, with_header
+from pipeline.traces.format.schema import SAMPLES, SEGMENTS
+from pipeline.traces.write.rows import SAMPLES_TOKENS, SampleWriter
 
 FOLDER = Path("outputs/benchmarks")
 GEOMETRY = Geometry(experts=128, topk=8, layers=tuple(range(48)))
@@ -81,34 +76,28 @@ def fabricate(step: Step) -> int:
         key = keys.rollout_file(0, shard, attempt, "samples")
         table = _samples(step.prompts(shard), step.tokens, np.random.default_rng(shard))
         size = max(1, SAMPLES_TOKENS // step.tokens)
-        with FileWriter(store, key, "samples", SAMPLES) as writer:
+        writer = SampleWriter(store, key, {}).file
+        with writer:
             for i in range(0, len(table), size):
                 writer.write_table(table.slice(i, size))
             file = writer.finish()
-        routes = _described(keys.rollout_file(0, shard, attempt, "routes"), step, len(table))
-        commit_key = keys.rollout(0, shard)
+        rows = len(table) * (step.tokens - 1)
+        routes = _described(keys.rollout_file(0, shard, attempt, "routes"), rows)
         body = {"step": 0, "shard": shard, "samples": len(table), "maker": {}}
-        commit(
-            store,
-            commit_key,
-            with_header(body, [routes, file], GEOMETRY, PROVENANCE, None),
-            attempt,
-        )
+        body = with_header(body, [routes, file], GEOMETRY, PROVENANCE, None, None)
+        commit(store, keys.rollout(0, shard), body, attempt)
     return sum(info.size for info in store.list(keys.steps()))
 
 
 def _samples(prompts: Sequence[int], tokens: int, rng: np.random.Generator) -> pa.Table:
-    rows, P = len(prompts) * GROUP, tokens // 4
+    rows, P, T = len(prompts) * GROUP, tokens // 4, tokens - 1
     prompt_N = pc.cast(pa.array(np.repeat(np.asarray(prompts), GROUP)), pa.string())
     k_N = pc.cast(pa.array(np.tile(np.arange(GROUP), len(prompts))), pa.string())
     group_N = pc.binary_join_element_wise(group_id(0, ""), prompt_N, "")
     ones = np.ones(rows, np.int32)
     places = pa.StructArray.from_arrays(
-        [
-            pa.array(np.arange(2 * rows, dtype=np.int32)),
-            pa.array(np.tile([P, tokens - 1 - P], rows)),
-        ],
-        names=["row", "tokens"],
+        [pa.array(0 * ones), pa.array(T * np.arange(rows, dtype=np.int32)), pa.array(T * ones)],
+        names=["start", "row", "tokens"],
     )
     spans = pa.StructArray.from_arrays(
         [pa.array(0 * ones), pa.array(0 * ones), pa.array(ones)], names=["version", "start", "end"]
@@ -123,16 +112,15 @@ def _samples(prompts: Sequence[int], tokens: int, rng: np.random.Generator) -> p
         "reward": rng.integers(0, 2, rows).astype(np.float64),
         "reward_error": pa.nulls(rows, pa.string()),
         "token_digest": _digests(rows, rng),
-        "routes_digest": _digests(rows, rng),
-        "rows_valid": (tokens - 1) * ones,
-        "rows_total": (tokens - 1) * ones,
-        "segments": _lists(places, 2).cast(SEGMENTS),
-        "prompt_tokens": _lists(pa.array(ones), 1),
-        "response_tokens": _lists(pa.array(ones), 1),
-        "loss_mask": _lists(pa.array(ones == 1), 1),
-        "logprobs": _lists(pa.array(-rng.random(rows)), 1),
+        "rows_valid": T * ones,
+        "rows_total": T * ones,
+        "segments": _lists(places).cast(SEGMENTS),
+        "prompt_tokens": _lists(pa.array(ones)),
+        "response_tokens": _lists(pa.array(ones)),
+        "loss_mask": _lists(pa.array(ones == 1)),
+        "logprobs": _lists(pa.array(-rng.random(rows))),
         "finish_reason": pa.repeat("stop", rows),
-        "version_spans": _lists(spans, 1),
+        "version_spans": _lists(spans),
         "seed": rng.integers(0, 1 << 31, rows),
         "extras": pa.repeat("{}", rows),
         "branch_of": pa.nulls(rows, pa.string()),
@@ -140,9 +128,9 @@ def _samples(prompts: Sequence[int], tokens: int, rng: np.random.Generator) -> p
     return pa.table({name: columns[name] for name in SAMPLES.names}).cast(SAMPLES)
 
 
-def _lists(values: pa.Array, each: int) -> pa.ListArray:
-    ends: npt.NDArray[np.int32] = np.arange(0, len(values) + 1, each, dtype=np.int32)
-    return pa.ListArray.from_arrays(pa.array(ends), values)
+def _lists(values: pa.Array) -> pa.ListArray:
+    """Return lists of one value each."""
+    return pa.ListArray.from_arrays(pa.array(np.arange(len(values) + 1, dtype=np.int32)), values)
 
 
 def _digests(number: int, rng: np.random.Generator) -> pa.StringArray:
@@ -152,20 +140,19 @@ def _digests(number: int, rng: np.random.Generator) -> pa.StringArray:
     return pa.StringArray.from_buffers(number, pa.py_buffer(ends), pa.py_buffer(text))
 
 
-def _described(key: str, step: Step, samples: int) -> TraceFile:
-    """Describe a nonexistent routes file as a commit would; all of its ranges differ."""
-    leaves = tuple(routes_schema(GEOMETRY).names)
-    sizes = [20_000 if name.startswith(layer_column(0)[:6]) else 500 for name in leaves]
-    rng, at, groups = np.random.default_rng(samples), 4, []
-    for _ in range(-(-samples * step.tokens // ROUTES_TOKENS)):
-        chunks = []
-        for size in sizes:
-            chunks.append(Range(at, size, rng.bytes(32).hex()))
-            at += size
-        groups.append(RowGroup(max(1, 2 * ROUTES_TOKENS // step.tokens), tuple(chunks)))
-    footer = Range(at, 100_000, rng.bytes(32).hex())
-    data = DataFile(key, at + 100_000, rng.bytes(32).hex())
-    return TraceFile(data, "routes", footer, leaves, tuple(groups))
+def _described(key: str, rows: int) -> TraceFile:
+    """Describe a nonexistent routes file as a commit would."""
+    digests = [np.random.default_rng(seed).bytes(32).hex() for seed in (rows, rows + 1)]
+    return TraceFile(
+        key=key,
+        size=rows * GEOMETRY.row_bytes // 4,
+        sha256=digests[0],
+        role="routes",
+        rows=rows,
+        footer_size=100_000,
+        footer_sha256=digests[1],
+        layers=GEOMETRY.layers,
+    )
 
 
 def nothing(_: Step) -> int:
@@ -175,7 +162,7 @@ def nothing(_: Step) -> int:
 
 def seal_all(step: Step) -> int:
     """Seal the step, as the flow does; return the size of the manifest's rows file in bytes."""
-    return seal(open_store(step.uri), 0, step.shards, step.ids, 0).file.data.size
+    return seal(open_store(step.uri), 0, step.shards, step.ids, 0).file.size
 
 
 def open_it(step: Step) -> int:

@@ -12,8 +12,9 @@ ones.
 
 import argparse
 import io
-import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product, starmap
 from typing import Any
 
 import numpy as np
@@ -28,9 +29,27 @@ from benchmarks.routes.recordings import Recording
 from pipeline.traces.write.rows import ROUTES_ROWS
 
 LEVELS = (1, 2, 3)
-FORMS = tuple(itertools.product(("ids", "gaps"), ("", ", prompts once")))
 Ids = npt.NDArray[Any]
 """Ids [L, N, K], ascending in each row."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """A form of storing ids."""
+
+    gaps: bool
+    once: bool
+    """Whether a group's samples share the rows of their prompt."""
+    level: int
+    """The zstd level."""
+
+    @property
+    def name(self) -> str:
+        """The form's name in the table."""
+        return f"{'gaps' if self.gaps else 'ids'}, zstd {self.level}{', prompts once' * self.once}"
+
+
+FORMS = tuple(starmap(Form, product((False, True), (False, True), LEVELS)))
 
 
 def rows_of(recording: Recording, once: bool) -> Ids:
@@ -85,30 +104,23 @@ def decode(data: bytes, like: Ids) -> Ids:
     return np.frombuffer(b"".join(layers), like.dtype).reshape(like.shape)
 
 
-def sizes(recording: Recording) -> Iterator[tuple[str, float]]:
-    """Yield the name of each form, with its bytes per token-layer.
-
-    Raises ValueError if decoded ids differ.
-    """
-    for form, sharing in FORMS:
-        ids_LNK = rows_of(recording, once=bool(sharing))
-        stored_LNK = gaps_of(ids_LNK) if form == "gaps" else ids_LNK
-        for level in LEVELS:
-            name = f"{form}, zstd {level}{sharing}"
-            data = encode(stored_LNK, level)
-            if not np.array_equal(decode(data, stored_LNK), stored_LNK):
-                raise ValueError(f"{name}: the decoded ids of {recording.name} differ")
-            yield name, len(data) / (recording.tokens * recording.layers)
+def size_of(form: Form, recording: Recording) -> float:
+    """Return the bytes per token-layer of a form. Raises ValueError if decoded ids differ."""
+    ids_LNK = rows_of(recording, form.once)
+    stored_LNK = gaps_of(ids_LNK) if form.gaps else ids_LNK
+    data = encode(stored_LNK, form.level)
+    if not np.array_equal(decode(data, stored_LNK), stored_LNK):
+        raise ValueError(f"{form.name}: the decoded ids of {recording.name} differ")
+    return len(data) / (recording.tokens * recording.layers)
 
 
 def table_of(recordings: Sequence[Recording]) -> Table:
     """Return the table of all forms and recordings."""
-    found = [dict(sizes(recording)) for recording in recordings]
-    bounds = [recording.bound for recording in recordings]
-    rows = [("entropy of uniform sets", *(f"{bound:.2f}" for bound in bounds))]
-    for name in found[0]:
-        of_form = zip((one[name] for one in found), bounds, strict=True)
-        rows.append((name, *(f"{size:.2f} ({size / bound:.2f}x)" for size, bound in of_form)))
+    rows = [("entropy of uniform sets", *(f"{one.bound:.2f}" for one in recordings))]
+    for form in FORMS:
+        sizes = [size_of(form, one) for one in recordings]
+        cells = zip(sizes, recordings, strict=True)
+        rows.append((form.name, *(f"{size:.2f} ({size / of.bound:.2f}x)" for size, of in cells)))
     return Table(("B per token-layer", *(one.name for one in recordings)), tuple(rows))
 
 

@@ -21,7 +21,8 @@ from tokenizers import Tokenizer
 from benchmarks.measure import Phase, in_fresh_process, machine
 from benchmarks.page import Table, arguments_of, block, publish
 from pipeline.config.reading.load import load_config
-from pipeline.inputs.stage import prepare
+from pipeline.inputs.check import check_inputs
+from pipeline.inputs.stage import stage
 
 EXAMPLE = Path(__file__).parents[1] / "examples"
 FOLDER = Path("outputs/benchmarks")
@@ -88,7 +89,7 @@ def stage_file(folder: Path) -> int:
         "trainer.default_local_dir": str(folder / "local"),
     }
     config = load_config(EXAMPLE / "quickstart.yaml", list(overrides.items())).config
-    return prepare(config).prompt_count
+    return stage(check_inputs(config)).prompt_count
 
 
 def measure(prompts: int, unique: int) -> dict[str, Phase]:

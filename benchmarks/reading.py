@@ -41,15 +41,12 @@ from pipeline.traces import (
     Geometry,
     Manifest,
     Provenance,
-    Routes,
     Sample,
     SealedManifest,
     ShardWriter,
-    VersionSpan,
-    group_id,
+    new_sample,
     open_manifest,
     read_routes,
-    sample_id,
     seal,
 )
 from pipeline.traces.read.reader import ROUTES_OF, Place, groups_of, open_routes
@@ -110,26 +107,16 @@ def group_of(row: int, pool: Recording, rng: np.random.Generator) -> Iterator[Sa
         pool: Recording to take routes from.
         rng: Source of the tokens and of the random choice of routes.
     """
-    prompt_P = rng.integers(0, 151_936, PROMPT).astype(np.uint32)
+    prompt_P = rng.integers(0, 151_936, PROMPT)
     of_prompt = some_rows(PROMPT, pool, rng)
     for k in range(N):
         G = TOKENS - PROMPT
-        sets = np.concatenate([of_prompt, some_rows(TOKENS - PROMPT, pool, rng)])[: TOKENS - 1]
-        yield Sample(
-            id=sample_id(0, str(row), k),
-            group=group_id(0, str(row)),
-            prompt_id=str(row),
-            prompt_tokens_P=prompt_P,
-            response_tokens_G=rng.integers(0, 151_936, G).astype(np.uint32),
-            loss_mask_G=np.ones(G, np.bool_),
-            logprobs_G=-rng.exponential(0.5, G).astype(np.float32),
-            finish_reason="stop",
-            version_spans=(VersionSpan(0, 0, G),),
-            seed=0,
+        response_G, logprobs_G = rng.integers(0, 151_936, G), -rng.exponential(0.5, G)
+        sets_TLK = np.concatenate([of_prompt, some_rows(G, pool, rng)])[: TOKENS - 1]
+        yield new_sample(
+            *(0, str(row), k, prompt_P, response_G, sets_TLK),
+            logprobs=logprobs_G,
             reward=float(rng.random()),
-            reward_error=None,
-            extras={},
-            routes=Routes(sets, np.ones(TOKENS - 1, np.bool_)),
         )
 
 

@@ -46,7 +46,7 @@ from operators.training.passes.logprobs import CHUNK_TOKENS, logprobs_and_entrop
 from operators.training.passes.update import gradients
 from operators.training.rank import Rank, make_rank
 from pipeline.config.tree import RunConfig
-from pipeline.traces import Sample, VersionSpan
+from pipeline.traces import Sample, new_sample
 
 MODEL = Path("examples/addition/model")
 DTYPE = "float32" if without_cuda.ON_CPU else "bfloat16"
@@ -97,22 +97,10 @@ def make_samples(lengths: np.ndarray) -> dict[str, Sample]:
     made = {}
     for i, length in enumerate(lengths.tolist()):
         G = length - PROMPT
-        made[f"000000/{i}/0"] = Sample(
-            id=f"000000/{i}/0",
-            group=f"000000/{i}",
-            prompt_id=str(i),
-            prompt_tokens_P=rng.integers(0, VOCABULARY, PROMPT).astype(np.uint32),
-            response_tokens_G=rng.integers(0, VOCABULARY, G).astype(np.uint32),
-            loss_mask_G=np.ones(G, np.bool_),
-            logprobs_G=np.full(G, -5, np.float32),
-            finish_reason="stop",
-            version_spans=(VersionSpan(0, 0, G),),
-            seed=0,
-            reward=1.0,
-            reward_error=None,
-            extras={},
-            routes=None,
-        )
+        prompt_P, response_G = (rng.integers(0, VOCABULARY, n) for n in (PROMPT, G))
+        logprobs_G = np.full(G, -5)
+        sample = new_sample(0, str(i), 0, prompt_P, response_G, logprobs=logprobs_G, reward=1.0)
+        made[sample.id] = sample
     return made
 
 

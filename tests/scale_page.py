@@ -19,7 +19,7 @@ KEYS = {
     "DeepSeek-V3": "deepseek-v3",
 }
 """Names in tests.large_models of the models whose config.json is in tests/data/models."""
-ONLY_SHOWN = ("poll_cpu_s", "manifest_sample_bytes", "shard_token_bytes")
+ONLY_SHOWN = ("poll_cpu_s", "manifest_sample_bytes")
 """Coefficients that the page shows but no formula uses."""
 GPUS = (8, 64, 512, 1024, 4096)
 """The GPU counts in the tables of traffic and time; the performance model covers more counts."""

@@ -136,7 +136,7 @@ def of_traces(folder: Path, recording: Recording) -> dict[str, Value]:
     return {
         "routes_over_entropy": value(
             sizes["routes"] / bits,
-            "size of coded recorded routes in bytes, divided by the entropy of uniform sets",
+            "size of recorded routes in bytes, divided by the entropy of uniform sets",
         ),
         "sample_token_bytes": value(
             sizes["samples"] / recording.tokens, "bytes per token of a sample, without routes"
@@ -144,42 +144,30 @@ def of_traces(folder: Path, recording: Recording) -> dict[str, Value]:
     }
 
 
-def of_seal(folder: Path, large: int = 10_000, shards: int = 50) -> dict[str, Value]:
-    """Measure the bytes and processor time of a manifest per token, shard and sample.
+def of_seal(folder: Path, samples: int = 10_000, shards: int = 50) -> dict[str, Value]:
+    """Measure the processor time and the bytes of a manifest, per sample and per shard.
 
     Args:
         folder: Folder for temporary stores.
-        large: Number of samples in the step with many samples.
-        shards: Number of shards in the step with many shards.
+        samples: Number of samples in a step of one shard.
+        shards: Number of shards in a step of few samples.
     """
-    many = manifest.Step(
-        open_store(str(folder / "shards")).uri, 8 * shards, manifest.TOKENS_OF_SHARD // 8
-    )
-    much = manifest.Step(open_store(str(folder / "samples")).uri, large, 1024)
-    idle = in_fresh_process(manifest.nothing, many)
-    seconds, sizes = [], []
+    tokens = manifest.TOKENS_OF_SHARD
+    many = manifest.Step(open_store(str(folder / "shards")).uri, 8 * shards, tokens // 8)
+    much = manifest.Step(open_store(str(folder / "samples")).uri, samples, 1024)
     for step in (many, much):
         manifest.fabricate(step)
-        seconds.append(in_fresh_process(manifest.seal_all, step).cpu_s - idle.cpu_s)
-        infos = open_store(step.uri).list(keys.step_prefix(0))
-        named = {info.key: info.size for info in infos}
-        rows = next(size for key, size in named.items() if ".parquet" in key and "manifest." in key)
-        sizes.append((named[keys.manifest(0)], rows, named[keys.rollout(0, 0)]))
-    millions = [step.samples * step.tokens / 1e6 for step in (many, much)]
-    a = np.array([[millions[0], many.samples], [millions[1], much.samples]])
-    of_tokens, of_sample = np.linalg.solve(a, np.array(seconds)).tolist()
+    manifest.seal_all(many)
+    idle = in_fresh_process(manifest.nothing, much)
+    sealed = in_fresh_process(manifest.seal_all, much)
     return {
-        "seal_mtoken_cpu_s": value(of_tokens, "sealing, per million tokens of 48 layers"),
-        "seal_sample_cpu_s": value(of_sample, "sealing, per sample"),
+        "seal_sample_cpu_s": value((sealed.cpu_s - idle.cpu_s) / samples, "sealing, per sample"),
         "manifest_shard_bytes": value(
-            sizes[0][0] / many.shards, "size of manifest.json in bytes, per shard"
+            (open_store(many.uri).size(keys.manifest(0)) or 0) / many.shards,
+            "size of manifest.json in bytes, per shard",
         ),
         "manifest_sample_bytes": value(
-            sizes[1][1] / much.samples, "size of the manifest's rows in bytes, per sample"
-        ),
-        "shard_token_bytes": value(
-            sizes[0][2] / manifest.TOKENS_OF_SHARD,
-            "size of a shard's commit in bytes, per token of 48 layers",
+            sealed.result / samples, "size of the manifest's rows in bytes, per sample"
         ),
     }
 
@@ -198,15 +186,15 @@ def of_code() -> dict[str, Value]:
             2, "keys that a waiting worker polls: stop and plan, or stop and policy"
         ),
         "seal_shard_requests": value(
-            3,
-            "requests to seal a shard: HEAD, GET of commit, GET of columns (counted by tests)",
+            4,
+            "requests to seal a shard: HEAD, GETs of commit, footer and columns (counted by tests)",
         ),
         "share_requests": value(
             4,
             "requests of a rank that reads a step, apart from those per shard (counted by tests)",
         ),
         "share_shard_requests": value(
-            5, "requests of a rank for each shard that contains its samples (counted by tests)"
+            4, "requests of a rank for each shard that contains its samples (counted by tests)"
         ),
     }
 

@@ -114,12 +114,10 @@ class Step:
 
     @property
     def route_bytes(self) -> float:
-        """Size in bytes of a step's coded routes; a group's samples share their prompt's routes."""
-        of = self.of
+        """Size in bytes of a step's routes."""
         sets = math.log2(math.comb(self.model.experts, self.model.topk)) / 8
-        rows = of.assumed["response_tokens"] + of.assumed["prompt_tokens"] / of.assumed["group"]
-        coded = of.measured["routes_over_entropy"]
-        return self.samples * rows * self.model.layers * sets * coded
+        stored = sets * self.of.measured["routes_over_entropy"]
+        return self.samples * self.tokens * self.model.layers * stored
 
     @property
     def trace_bytes(self) -> float:
@@ -228,14 +226,14 @@ def checkpoint(step: Step) -> float:
 def seal(step: Step, at_once: int = AT_ONCE) -> float:
     """Seconds from the last shard to the manifest: parallel requests, and processor time.
 
-    Each shard needs a HEAD (does it exist?), a GET of its commit and a GET of its samples' columns.
+    Each shard needs a HEAD (does it exist?) and GETs of its commit and of the footer and columns of
+    its samples file.
     """
     of = step.of
     asked = step.workers * of.measured["seal_shard_requests"] * of.assumed["request_s"] / at_once
     flow = of.simulation["flow"]
     worked = step.workers * flow["cpu_s"] / flow["shards"]
-    of_layers = step.tokens * step.model.layers / 48 / 1e6 * of.measured["seal_mtoken_cpu_s"]
-    return asked + worked + step.samples * (of_layers + of.measured["seal_sample_cpu_s"])
+    return asked + worked + step.samples * of.measured["seal_sample_cpu_s"]
 
 
 def seal_in_turn(step: Step) -> float:

@@ -35,6 +35,7 @@ from pipeline.flows.steps import rollout
 from pipeline.run import keys, shares, wait
 from pipeline.run.attempts import attempt_of
 from pipeline.store import open_store
+from pipeline.traces.format import parquet
 from pipeline.traces.write import seal as sealing
 
 SIZE = Size(
@@ -64,6 +65,8 @@ def simulate(size: Size, uri: str, request_s: float) -> tuple[Run, Requests]:
             patched.enter_context(patch.object(module, "time", clock))
         for module in (wait, shares, sealing):
             patched.enter_context(patch.object(module, "in_order", clock.in_order))
+        # The shards are tiny, but their files are read with as many requests as large ones.
+        patched.enter_context(patch.object(parquet, "_SMALL", 0))
         clock.run()
     return run, requests
 

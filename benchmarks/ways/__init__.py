@@ -1,1 +1,4 @@
-"""Formats for routes: Retrace's, other frameworks' ("peers"), and plain Parquet files."""
+"""What the programs compare: formats for routes, and codings of the differences of policies.
+
+ours is Retrace's format, peers those of other frameworks.
+"""

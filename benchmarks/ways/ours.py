@@ -20,8 +20,8 @@ from pipeline.traces import (
     Provenance,
     Routes,
     Sample,
-    VersionSpan,
     check_shard,
+    new_sample,
     open_shard,
     read_manifest,
     read_routes,
@@ -56,22 +56,13 @@ def samples_of(recording: Recording) -> list[Sample]:
         G = len(routes_TLK) + 1 - P
         k = seen[group] = seen.get(group, -1) + 1
         prompt = prompts.setdefault(group, rng.integers(0, 150_000, P, np.uint32))
+        response_G, logprobs_G = rng.integers(0, 150_000, G, np.uint32), -rng.random(G, np.float32)
         samples.append(
-            Sample(
-                id=f"000000/{group}/{k}",
-                group=f"000000/{group}",
-                prompt_id=str(group),
-                prompt_tokens_P=prompt,
-                response_tokens_G=rng.integers(0, 150_000, G, np.uint32),
-                loss_mask_G=np.ones(G, np.bool_),
-                logprobs_G=-rng.random(G, np.float32),
-                finish_reason="stop",
-                version_spans=(VersionSpan(0, 0, G),),
-                seed=len(samples),
+            new_sample(
+                *(0, str(group), k, prompt, response_G, routes_TLK),
+                logprobs=logprobs_G,
                 reward=float(k % 2),
-                reward_error=None,
-                extras={},
-                routes=Routes(routes_TLK, np.ones(len(routes_TLK), np.bool_)),
+                seed=len(samples),
             )
         )
     return samples

@@ -1,8 +1,8 @@
 """Formats in which other frameworks send routes from the rollout engine to the trainer.
 
-Each format follows its source. benchmarks/performance.md lists the sources and the costs that are left
-out. A peer represents the format of one framework. It encodes samples as pieces (bodies of HTTP
-responses, or files) and decodes the pieces into arrays [T, L, K].
+Each format follows its source. benchmarks/performance.md lists the sources and the costs that are
+left out. A peer represents the format of one framework. It encodes samples as pieces (bodies of
+HTTP responses, or files) and decodes the pieces into arrays [T, L, K].
 """
 
 import io

@@ -255,12 +255,12 @@ def _check_id(sample: Sample, step: int | None, where: str) -> None:
             f"{shown(sample.prompt_id)}; use new_sample"
         )
     group = sample.id.rpartition("/")[0]
-    if sample.group != group:
+    if not isinstance(sample.group, str) or sample.group != group:
         raise TraceError(f"{where}: group {shown(sample.group)}, expected {cut(group)}")
     if step is not None and found[1] != f"{step:06d}":
         raise TraceError(f"{where}: its id contains step {found[1]}, expected step {step:06d}")
     first = sample.id.removesuffix(found[3]) if found[3] else None
-    if sample.branch_of != first:
+    if not isinstance(sample.branch_of, str | None) or sample.branch_of != first:
         ours, expected = ("null" if id is None else shown(id) for id in (sample.branch_of, first))
         raise TraceError(f"{where}: branch_of {ours}, expected {expected}, as its id requires")
 

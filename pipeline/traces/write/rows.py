@@ -19,7 +19,7 @@ from pipeline.traces.write.files import Compression, FileWriter
 
 ROUTES_ROWS = 32_768
 """Rows per row group of a routes file. A layer's page with top-8 then has 256 KiB."""
-_SAMPLES_TOKENS = 262_144
+SAMPLES_TOKENS = 262_144
 """Tokens per row group of a samples file (2 MB). Sealing reads some columns of every row group, so
 a few large row groups are better than many small ones."""
 _SAMPLES_TEXT = 8 << 20
@@ -161,7 +161,7 @@ class SampleWriter:
         self._pending.append(row)
         self._tokens += row["rows_total"] + 1 + len(row["version_spans"])
         self._text += sum(len(row[name] or "") for name in _TEXTS)
-        if self._tokens >= _SAMPLES_TOKENS or self._text >= _SAMPLES_TEXT:
+        if self._tokens >= SAMPLES_TOKENS or self._text >= _SAMPLES_TEXT:
             self._cut()
 
     def finish(self) -> TraceFile:

@@ -10,14 +10,12 @@ import pytest
 from benchmarks import __main__ as everything
 from benchmarks import codings, cores, plain_parquet, reading, traces, verifying, writing
 from benchmarks.page import PAGE, Table, block, blocks_of, read_table, with_blocks
-from benchmarks.ways.parquet_forms import FORMS
 from benchmarks.ways.peers import PEERS
 from tests.paths import ROOT
 
 HEADERS = {
     "traces": traces.HEADERS,
     "limits": traces.LIMIT_HEADERS,
-    "plain-parquet-limits": plain_parquet.LIMIT_HEADERS,
     "cores": cores.HEADERS,
     "codings": codings.HEADERS,
     "reading": reading.HEADERS,
@@ -61,12 +59,13 @@ def test_every_block_has_a_table_and_every_program_names_its_machine():
 
 def test_every_format_and_parquet_form_is_on_the_page():
     table = read_table(blocks()["traces"])
-    ways = [*(peer.name for peer in PEERS), traces.CODING, traces.FILE, traces.STORE]
+    ways = [*(peer.name for peer in PEERS), traces.FILE, traces.STORE]
     names = [row[0][2:].partition(" (E=")[0] for row in table.rows if row[0].startswith("**")]
     assert len(names) == 8
     assert all(list(section(table, name)) == ways for name in names)
-    forms = [row[0] for row in read_table(blocks()["plain-parquet"]).rows]
-    assert forms == [f"{kind} {form.name}" for form in FORMS for kind in ("ids", "gaps")]
+    table = read_table(blocks()["plain-parquet"])
+    assert list(table.headers[1:]) == names
+    assert [row[0] for row in table.rows[1:]] == [form.name for form in plain_parquet.FORMS]
 
 
 def test_prose_has_no_measured_rates():

@@ -26,7 +26,6 @@ from benchmarks.routes.recordings import (
     widened,
 )
 from benchmarks.ways import differences, ours
-from benchmarks.ways.parquet_forms import FORMS
 from benchmarks.ways.peers import PEERS
 from tests.paths import ROOT
 
@@ -59,13 +58,12 @@ def test_every_format_decodes_to_the_original_sets(recording, tmp_path):
     bytes."""
     compared = traces.compare(recording, 30, 4, 1, tmp_path)
     names = [row.name for row in compared.rows]
-    assert names == [*(peer.name for peer in PEERS), traces.CODING, traces.FILE, traces.STORE]
+    assert names == [*(peer.name for peer in PEERS), traces.FILE, traces.STORE]
     assert all(row.encode_mb_s > 0 and row.decode_mb_s > 0 for row in compared.rows)
     width, K = recording.routes[0].itemsize, recording.topk
     assert compared.row(names[0]).bytes_per > 4 / 3 * width * K  # base64
     assert compared.row(names[1]).bytes_per > 4 / 3 * 4 * K
     assert compared.row(names[2]).bytes_per > 2 * K
-    assert compared.row(traces.CODING).bytes_per == width * K
     assert len(traces.table_of([compared]).rows) == len(names) + 1
     assert len(traces.limits_table([compared]).rows) == len(traces.limits(compared))
 
@@ -80,16 +78,19 @@ def test_a_format_that_changes_a_set_ends_the_run(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("recording", [*RECORDINGS, a_group()], ids=["uint8", "uint16", "group"])
-def test_plain_files_keep_the_sets_and_the_smallest_file_is_compared(recording):
-    """`measure` raises an error if sets differ. Retrace's file is compared with the smallest plain
-    file at the compression level that Retrace uses."""
-    found = plain_parquet.measure(recording, 1)
-    assert len(found.forms) == 2 * len(FORMS)
-    name, best = found.best
-    at = plain_parquet.LEVELS.index(ours.LEVEL)
-    assert best == min(form.bytes_by_level[at] for form in found.forms)
-    (row,) = plain_parquet.limits_table([found]).rows
-    assert (row[1], float(row[4])) == (name, pytest.approx(found.retrace / best, abs=1e-3))
+def test_every_plain_form_is_measured(recording):
+    """`size_of` raises an error if ids differ."""
+    table = plain_parquet.table_of([recording])
+    assert [row[0] for row in table.rows[1:]] == [form.name for form in plain_parquet.FORMS]
+
+
+def test_rows_of_a_prompt_are_left_out_once_and_gaps_give_the_ids():
+    """The third sample of the group repeats the first four rows of the second."""
+    every, once = (plain_parquet.rows_of(a_group(), once) for once in (False, True))
+    assert np.array_equal(once, np.delete(every, slice(15, 19), axis=1))
+    gaps = plain_parquet.gaps_of(every)
+    gaps[..., 1:] += 1
+    assert np.array_equal(np.cumsum(gaps, axis=-1), every)
 
 
 def a_few_steps(rate: float) -> tuple[np.ndarray, np.ndarray]:
@@ -154,18 +155,6 @@ def test_every_cell_is_measured_and_memory_is_that_of_one_tensor():
     assert len(rows) == 9
     assert codings.cell(*codings.GOAL) in rows
     assert peaks[1] < 1.2 * peaks[0]
-
-
-def test_plain_files_have_the_encodings_in_their_names():
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    for form in FORMS:
-        data = form.encode(RECORDINGS[0], gaps=False, level=1)
-        column = pq.ParquetFile(pa.BufferReader(data)).metadata.row_group(0).column(0)
-        wanted = "RLE_DICTIONARY" if form.encoding == "DICTIONARY" else form.encoding
-        assert wanted in column.encodings
-        assert column.compression == "ZSTD"
 
 
 def test_skewed_routes_prefer_some_experts_and_resemble_the_previous_row():

@@ -122,3 +122,15 @@ def test_a_step_without_routes_has_none_to_read(store):
     assert manifest.rows["routes"].null_count == manifest.rows["rows_valid"].null_count == 6
     with pytest.raises(TraceError, match="no routes"):
         read_routes(store, manifest, manifest.ids)
+
+
+def test_samples_share_memory_only_if_most_of_it_is_needed(store):
+    """All samples of a row group are views of the same array. A few of them are copied, so that
+    they do not keep the others in memory."""
+    manifest = sealed_r3(store, make_samples(prompts=6))
+    together = read_routes(store, manifest, manifest.ids).values()
+    few = read_routes(store, manifest, manifest.ids[:1]).values()
+    shared = {id(routes.sets_TLK.base): routes.sets_TLK.base.size for routes in together}
+    assert sum(shared.values()) == sum(routes.sets_TLK.size for routes in together)
+    assert len(shared) == 2  # shards
+    assert [routes.sets_TLK.base.size for routes in few] == [r.sets_TLK.size for r in few]

@@ -19,6 +19,7 @@ from pipeline.traces import (
     seal,
     write_shard,
 )
+from pipeline.traces.format.parquet import open_file
 from pipeline.traces.write import files, rows
 from pipeline.upkeep.verify import verify
 from tests.memory_store import MemoryStore
@@ -44,6 +45,21 @@ def test_memory_affects_the_place_of_groups_but_not_the_result(
     found = read_routes(store, manifest, manifest.ids)
     assert all(equal(found[s.id], s.routes) for s in samples)
     assert all(map(same_sample, read_samples(store, manifest, [s.id for s in samples]), samples))
+
+
+@pytest.mark.parametrize(("size", "expected"), [(3, [9, 9]), (4, [8, 8, 8]), (6, [6] * 6)])
+def test_a_row_group_ends_with_a_group_unless_another_one_fits(
+    store, small_row_groups, size, expected
+):
+    """Six groups of one sample each are written to row groups of at most 10 rows."""
+    sets_TLK = np.zeros((size, len(GEOMETRY.layers), GEOMETRY.topk), GEOMETRY.dtype)
+    writer = rows.RoutesWriter(store, "routes.parquet", {}, GEOMETRY, R3)
+    with writer.file:
+        for group in range(6):
+            writer.add(str(group), Routes(sets_TLK, np.ones(size, np.bool_)), 0, size)
+            writer.end_group()
+        opened = open_file(store, writer.finish())
+    assert np.diff(opened.first_rows).tolist() == expected
 
 
 def test_the_first_of_two_writers_of_a_shard_wins(store):
