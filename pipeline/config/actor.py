@@ -43,19 +43,17 @@ class RouterReplay(Section):
         "In every mode with trainer.max_staleness=1: interval, in steps, at which engine mismatch "
         "and staleness are measured separately (docs/corrections.md).",
     )
-    min_agreement: float = Field(
+    min_agreement: Annotated[float, FOR_WORKERS] = Field(
         0.1,
         ge=0,
         le=1,
-        json_schema_extra=FOR_WORKERS,
         description="Minimum share of rows, in each layer and in each sample, for which the "
         "trainer's own router would choose the recorded experts. If the share is lower in any "
         "layer or sample, the routes are unhealthy (see on_unhealthy). Other limits are fixed "
         "(docs/replay.md).",
     )
-    on_unhealthy: Literal["fail", "warn"] = Field(
+    on_unhealthy: Annotated[Literal["fail", "warn"], FOR_WORKERS] = Field(
         "fail",
-        json_schema_extra=FOR_WORKERS,
         description="Reaction to recorded routes that do not fit the model. fail: end the step "
         "with an error before training; warn: log a warning and count the findings "
         "(replay/unhealthy). With replay_other_weights, the reaction is always warn.",

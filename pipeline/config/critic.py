@@ -1,29 +1,17 @@
 """Settings of PPO's critic: a second model with a value head, trained along with the policy."""
 
-from typing import Literal
-
 from pydantic import Field
 
 from pipeline.config.actor import Actor
 from pipeline.config.optim import Optim
 from pipeline.config.section import Section
+from pipeline.rl.losses.aggregate import AggregationMode
 
 
 class CriticOptim(Optim):
     """The critic's Adam optimizer, with its own learning rates."""
 
     lr: float = Field(1e-5, gt=0, description="Learning rate after warm-up.")
-    weight_decay_on_norms: bool = Field(
-        False,
-        description="true: weight decay also applies to norms and biases (one-dimensional "
-        "parameters).",
-    )
-    skip_nonfinite: bool = Field(
-        True,
-        description="true: skip the optimizer step of each mini-batch whose gradient norm is not "
-        "finite, and count these mini-batches (critic/skipped). The run ends at the fourth such "
-        "mini-batch in a row. false: the run ends at the first such mini-batch.",
-    )
 
 
 class CriticMegatron(Section):
@@ -99,15 +87,7 @@ class Critic(Section):
         description="Maximum change in a token's value since the start of the step. If the change "
         "is larger, the value loss is clipped.",
     )
-    loss_agg_mode: (
-        Literal[
-            "token-mean",
-            "seq-mean-token-sum",
-            "seq-mean-token-mean",
-            "seq-mean-token-sum-norm",
-        ]
-        | None
-    ) = Field(
+    loss_agg_mode: AggregationMode | None = Field(
         None,
         description="How token losses are combined into one number; null: the actor's mode.",
     )

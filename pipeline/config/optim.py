@@ -88,6 +88,6 @@ class Optim(Section):
     skip_nonfinite: bool = Field(
         True,
         description="true: skip the optimizer step of each mini-batch whose gradient norm is not "
-        "finite, and count these mini-batches (update/skipped). The run ends at the fourth such "
-        "mini-batch in a row. false: the run ends at the first such mini-batch.",
+        "finite, and count these mini-batches (update/skipped, critic/skipped). The run ends at "
+        "the fourth such mini-batch in a row. false: the run ends at the first such mini-batch.",
     )

@@ -1,6 +1,6 @@
 """Settings for the reward function."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -40,17 +40,15 @@ class Reward(Section):
         "its process. fail: end the step with an error that names the sample; mask: exclude the "
         "sample from its group's mean and from the loss, and count it (reward/masked).",
     )
-    timeout_s: float | None = Field(
+    timeout_s: Annotated[float | None, FOR_WORKERS] = Field(
         60.0,
         gt=0,
-        json_schema_extra=FOR_WORKERS,
         description="Time limit for one call of the reward function, in seconds. A process that "
         "exceeds the limit is terminated. null: no limit.",
     )
-    num_workers: int = Field(
+    num_workers: Annotated[int, FOR_WORKERS] = Field(
         8,
         ge=1,
-        json_schema_extra=FOR_WORKERS,
         description="Number of processes that run the reward function in each rollout worker; "
         "each process scores one sample at a time. The processes start when they are needed. "
         "Increase this number for functions that wait for a server.",

@@ -2,19 +2,25 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler
-from pydantic.config import JsonDict
 from pydantic_core import CoreSchema, core_schema
 
 from pipeline.rl.custom import custom_function
 from pipeline.store import place_text
 
-OPERATIONAL: JsonDict = {"operational": True}
-FOR_WORKERS: JsonDict = {"operational": True, "for_workers": True}
-"""The marker of an operational setting that workers read from attempts/NNN.json."""
-INPUT: JsonDict = {"input": True}
+
+class Mark(Enum):
+    """The part of a setting in a run's identity, unless the setting itself is part of it."""
+
+    OPERATIONAL = "may change when a run is attached again"
+    FOR_WORKERS = "operational, and workers read it from attempts/NNN.json"
+    INPUT = "names an input, whose content is part of the identity in place of its path"
+
+
+OPERATIONAL, FOR_WORKERS, INPUT = Mark
 
 
 class Section(BaseModel):

@@ -24,16 +24,14 @@ from pipeline.store.schemes import CREDENTIALS, DEFAULT_STORE, REMOTE_URI, STORE
 class Data(Section):
     """The prompts, as Parquet files in verl's layout."""
 
-    train_files: Annotated[str | list[str] | None, PLACE] = Field(
+    train_files: Annotated[str | list[str] | None, PLACE, INPUT] = Field(
         None,
-        json_schema_extra=INPUT,
         description=f"Parquet file or files with the training prompts, as paths or {REMOTE_URI}s. "
         "Columns: prompt (chat messages), data_source, reward_model.ground_truth and, optionally, "
         "extra_info.",
     )
-    val_files: Annotated[str | list[str] | None, PLACE] = Field(
+    val_files: Annotated[str | list[str] | None, PLACE, INPUT] = Field(
         None,
-        json_schema_extra=INPUT,
         description="Parquet file or files with the validation prompts, in the same layout; null: "
         "no validation.",
     )
@@ -76,8 +74,7 @@ class Data(Section):
 class Model(Section):
     """The policy's model."""
 
-    path: Annotated[str, PLACE] = Field(
-        json_schema_extra=INPUT,
+    path: Annotated[str, PLACE, INPUT] = Field(
         description=f"Folder (a path or {REMOTE_URI}) with a Hugging Face config, safetensors "
         "files and a tokenizer.json, or the model's id on the Hugging Face Hub.",
     )
@@ -131,29 +128,25 @@ class Rollout(LogProbCut):
     tensor_model_parallel_size: int = Field(
         1, ge=1, description="Tensor-parallel size (TP) of each engine."
     )
-    gpu_memory_utilization: float = Field(
+    gpu_memory_utilization: Annotated[float, FOR_WORKERS] = Field(
         0.8,
         gt=0,
         le=1,
-        json_schema_extra=FOR_WORKERS,
         description="Share of the GPU's memory that the engine may use.",
     )
-    cpu_kv_cache_gib: int = Field(
+    cpu_kv_cache_gib: Annotated[int, FOR_WORKERS] = Field(
         1,
         ge=1,
-        json_schema_extra=FOR_WORKERS,
         description="Size of the KV cache in GiB, if vLLM's CPU build is used.",
     )
-    trace_buffer_mib: int = Field(
+    trace_buffer_mib: Annotated[int, FOR_WORKERS] = Field(
         512,
         ge=16,
-        json_schema_extra=FOR_WORKERS,
         description="Memory limit, in MiB, for a worker's finished but unwritten samples. "
         "Generation pauses while this buffer is full.",
     )
-    trace_compression: Literal["zstd", "lz4", "none"] = Field(
+    trace_compression: Annotated[Literal["zstd", "lz4", "none"], FOR_WORKERS] = Field(
         "zstd",
-        json_schema_extra=FOR_WORKERS,
         description="Compression of the routes files. zstd produces the smallest files. lz4 and "
         "none take less processor time; choose one of them if size is unimportant, for example on "
         "a local disk.",
@@ -185,8 +178,7 @@ class ActorRolloutRef(Section):
 class CustomRewardFunction(Section):
     """The user's reward function."""
 
-    path: Annotated[str, PLACE] = Field(
-        json_schema_extra=INPUT,
+    path: Annotated[str, PLACE, INPUT] = Field(
         description=f"Python file (path or {REMOTE_URI}) that defines verl's "
         "compute_score(data_source, solution_str, ground_truth, extra_info). The modules that it "
         "imports from its folder are staged with it.",
@@ -208,17 +200,15 @@ Smaller policies are quick to write whole.
 class PolicyDeltas(Section):
     """Storage of policy versions as differences from the previous version."""
 
-    enable: bool | None = Field(
+    enable: Annotated[bool | None, FOR_WORKERS] = Field(
         None,
-        json_schema_extra=FOR_WORKERS,
         description="Store policies as exact differences; null: do this only if the weights take 1 "
         "GiB or more. With differences, each training rank keeps its share of the weights in a "
         "file under TMPDIR.",
     )
-    every: int = Field(
+    every: Annotated[int, FOR_WORKERS] = Field(
         16,
         ge=1,
-        json_schema_extra=FOR_WORKERS,
         description="Store every n-th version whole, where n is this value; 1 has the same effect "
         "as enable=false. The first version that a trainer writes after it starts is also stored "
         "whole. A version is also stored whole if its difference is at least half as large as its "
@@ -241,41 +231,35 @@ class StoreSettings(Section):
         DEFAULT_STORE,
         description=f"Folder, {STORE_SHAPES} of the object store. {CREDENTIALS}",
     )
-    endpoint: str | None = Field(
+    endpoint: Annotated[str | None, OPERATIONAL] = Field(
         None,
-        json_schema_extra=OPERATIONAL,
         description="URL of an S3 server other than AWS; null: AWS_ENDPOINT_URL_S3, otherwise the "
         "profile's endpoint, otherwise AWS.",
     )
-    region: str | None = Field(
+    region: Annotated[str | None, OPERATIONAL] = Field(
         None,
-        json_schema_extra=OPERATIONAL,
         description="Region of the bucket; null: AWS_REGION, otherwise the profile's region, "
         "otherwise us-east-1.",
     )
-    path_style: bool | None = Field(
+    path_style: Annotated[bool | None, OPERATIONAL] = Field(
         None,
-        json_schema_extra=OPERATIONAL,
         description="true: the bucket is part of the URL's path; false: it is part of the host "
         "name; null: true with a custom endpoint, false on AWS.",
     )
-    ca_bundle: Annotated[str | None, PLACE] = Field(
+    ca_bundle: Annotated[str | None, PLACE, OPERATIONAL] = Field(
         None,
-        json_schema_extra=OPERATIONAL,
         description="File with the certificates that are used to verify the endpoint; null: "
         "AWS_CA_BUNDLE, otherwise the public certificate authorities.",
     )
-    policy_cache: str = Field(
+    policy_cache: Annotated[str, FOR_WORKERS] = Field(
         "disk",
         pattern=r"^(disk|memory|/.*)$",
-        json_schema_extra=FOR_WORKERS,
         description="Where rollout workers keep a policy, with one copy per machine: disk (under "
         "TMPDIR), memory (/dev/shm), or the path of a local folder.",
     )
-    policy_buffer_mib: int = Field(
+    policy_buffer_mib: Annotated[int, FOR_WORKERS] = Field(
         2048,
         ge=1,
-        json_schema_extra=FOR_WORKERS,
         description="Limit on the host memory, in MiB, for a new policy's weights that a training "
         "rank has copied but not yet written. A tensor larger than this limit is copied on its "
         "own. Training waits while this buffer is full.",

@@ -9,7 +9,7 @@ from pipeline.config.rules.precision import precision_aware
 from pipeline.config.rules.rates import OPTIM
 from pipeline.config.tree import RunConfig
 from pipeline.errors import shown
-from pipeline.model.geometry import Geometry
+from pipeline.model.families import expert_width, moe_geometry
 
 _OF_OPTIMIZER = (
     "optimizer_cpu_offload pin_cpu_grads pin_cpu_params overlap_cpu_optimizer_d2h_h2d "
@@ -106,9 +106,7 @@ def needed_modules(megatron: Megatron) -> Iterator[tuple[str, str, str]]:
             yield f"{OVERRIDE}.{name}={value}", module, package
 
 
-def cpu_engine_problems(
-    config: RunConfig, hf_config: Mapping[str, Any] | None, geometry: Geometry | None
-) -> Iterator[str]:
+def cpu_engine_problems(config: RunConfig, hf_config: Mapping[str, Any] | None) -> Iterator[str]:
     """Yield problems with the model in vLLM's CPU build, if the run has an engine.
 
     vLLM's CPU kernels for experts (CPUUnquantizedExperts and its subclasses) require multiples of
@@ -118,7 +116,6 @@ def cpu_engine_problems(
     Args:
         config: The settings.
         hf_config: The model's config.json; None if it is not known.
-        geometry: The model's geometry; None if it has no MoE layers.
     """
     policy = config.actor_rollout_ref
     if hf_config is None or policy.actor.router_replay.replay_file is not None:
@@ -147,11 +144,9 @@ def cpu_engine_problems(
             f"vLLM's CPU kernels for attention support only {', '.join(map(str, HEADS))}; use "
             "another model, or GPUs"
         )
-    if geometry is None:
+    if moe_geometry(hf_config) is None:
         return
-    # Mixtral's config gives the expert width under the key that others use for dense layers.
-    width = "moe_intermediate_size" if "moe_intermediate_size" in hf_config else "intermediate_size"
-    for name in ("hidden_size", width):
+    for name in ("hidden_size", expert_width(hf_config)):
         size = hf_config.get(name)
         if isinstance(size, int) and size % _OF_KERNELS:
             yield (

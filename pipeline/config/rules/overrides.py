@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from pipeline.config.keys import describe, literals
+from pipeline.config.keys import choices, in_words
 from pipeline.config.rules.rates import OPTIM
 from pipeline.config.tree import RunConfig
 from pipeline.errors import nearest, shown
@@ -288,11 +288,13 @@ def unknown_fields(group: Overrides, original: type, values: Mapping[str, Any]) 
 
 
 def _type_problems(key: str, kind: Any, value: Any) -> Iterator[str]:
+    adapter = TypeAdapter(kind, config=_STRICT)
     try:
-        TypeAdapter(kind, config=_STRICT).validate_python(value)
+        adapter.validate_python(value)
     except ValidationError:
-        fix = nearest(value, literals(kind), "correct it or leave it out")
-        yield f"{key}: found {shown(value)}, expected {describe(kind)}; {fix}"
+        schema = adapter.json_schema()
+        fix = nearest(value, choices(schema), "correct it or leave it out")
+        yield f"{key}: found {shown(value)}, expected {in_words(schema)}; {fix}"
 
 
 def _of_yaml(kind: Any) -> Any:

@@ -12,8 +12,7 @@ from typing import Any
 from pipeline.config.actor import Megatron, RouterReplay
 from pipeline.config.rules.overrides import MEGATRON, OVERRIDE, TRANSFORMER
 from pipeline.errors import shown
-from pipeline.model.families import FAMILIES
-from pipeline.model.geometry import Geometry
+from pipeline.model.families import FAMILIES, moe_geometry
 
 _REPLAY = "actor_rollout_ref.actor.router_replay"
 Fields = Mapping[str, Any]
@@ -52,15 +51,12 @@ def field_problems(fields: Fields, replay: RouterReplay) -> list[str]:
     return problems
 
 
-def intended_fields(
-    megatron: Megatron, hf_config: Mapping[str, Any] | None, geometry: Geometry | None
-) -> Fields:
+def intended_fields(megatron: Megatron, hf_config: Mapping[str, Any] | None) -> Fields:
     """Return the fields of the table, with the values that the settings and config.json imply.
 
     Args:
         megatron: The settings of Megatron-core.
         hf_config: The model's config.json; None if it is not known.
-        geometry: The model's geometry; None if it has no MoE layers.
     """
     override, model = megatron.override_transformer_config, hf_config or {}
     fields = {"attention_dropout": model.get("attention_dropout", 0.0)}
@@ -70,6 +66,7 @@ def intended_fields(
         fields |= {"moe_aux_loss_coeff": inherited, "moe_router_load_balancing_type": "none"}
     fields |= override
     tp = megatron.tensor_model_parallel_size
+    geometry = moe_geometry(model) if model else None
     if family := FAMILIES.get(str(model.get("model_type"))):
         scores = "sigmoid" if family.expert_bias else "softmax"
         fields |= {"moe_router_score_function": scores}

@@ -14,7 +14,9 @@ from pipeline.config.rules.transformer_rules import (
     intended_fields,
     recompute_notes,
 )
+from tests.unit.config.settings import QWEN3, QWEN3_MOE
 
+GLM4_MOE = QWEN3_MOE | {"model_type": "glm4_moe", "n_routed_experts": 16}
 R3 = RouterReplay(mode="R3")
 AS_MBRIDGE: dict[str, Any] = {
     "num_layers": 2,
@@ -119,14 +121,9 @@ def test_an_expert_bias_requires_sigmoid_scores():
     bias = {"moe_router_enable_expert_bias": True}
     assert found(**bias, moe_router_score_function="sigmoid") == []
     override = Megatron(override_transformer_config=bias)
-    for model, is_right in (
-        (None, True),
-        ("qwen3", False),
-        ("qwen3_moe", False),
-        ("glm4_moe", True),
-    ):
-        of = None if model is None else {"model_type": model}
-        assert (field_problems(intended_fields(override, of, None), R3) == []) is is_right
+    models = ((None, True), (QWEN3, False), (QWEN3_MOE, False), (GLM4_MOE, True))
+    for model, is_right in models:
+        assert (field_problems(intended_fields(override, model), R3) == []) is is_right
 
 
 def test_context_parallelism_with_point_to_point_exchange_passes():
@@ -177,5 +174,5 @@ def test_the_auxiliary_loss_requires_a_kind_and_a_coefficient():
 def test_check_covers_every_refused_field_with_its_own_setting():
     """If `intended_fields` omitted a field, its rule would apply only in the trainer, which is too
     late."""
-    seen = intended_fields(Megatron(), {}, None)
+    seen = intended_fields(Megatron(), None)
     assert {rule.field for rule in REFUSED if rule.field in TRANSFORMER.owned} <= seen.keys()
