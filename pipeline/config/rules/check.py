@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 
 from pipeline.config.rules.algorithms.corrections import correction_notes, correction_problems
 from pipeline.config.rules.algorithms.critics import critic_notes, critic_problems, of_critic
-from pipeline.config.rules.algorithms.estimators import estimator_notes, estimator_problems
-from pipeline.config.rules.budget import budget_notes, budget_problems
+from pipeline.config.rules.algorithms.estimators import estimator_problems
+from pipeline.config.rules.budget import budget_problems
 from pipeline.config.rules.cuda import cpu_engine_problems, cuda_notes, cuda_problems
 from pipeline.config.rules.groups import group_problems, sampled_at_once
 from pipeline.config.rules.layout import layout_problems
@@ -26,6 +26,7 @@ from pipeline.config.rules.transformer_rules import (
     intended_fields,
     recompute_notes,
 )
+from pipeline.config.rules.unused import unused_notes
 from pipeline.config.tree import RunConfig
 from pipeline.errors import InputError
 from pipeline.model.families import FAMILIES, moe_geometry, rope_type, training_problems
@@ -116,12 +117,9 @@ def config_notes(config: RunConfig) -> list[str]:
         *rate_notes(config.actor_rollout_ref.actor.optim, config.trainer.total_training_steps),
         *loss_notes(config.actor_rollout_ref.actor),
         *recompute_notes(megatron),
-        *budget_notes(config),
         *critic_notes(config),
-        *_reference_notes(config),
-        *estimator_notes(config),
         *correction_notes(config),
-        *_store_notes(config),
+        *unused_notes(config),
         *(cuda_notes(megatron) if config.trainer.device == "cpu" else ()),
     ]
 
@@ -142,34 +140,6 @@ def _name_notes(config: RunConfig) -> list[str]:
     name, folder = config.trainer.experiment_name, config.trainer.run_name
     text = f"trainer.experiment_name: the folder of the run {name!r} is {folder}"
     return [] if name == folder else [text]
-
-
-def _reference_notes(config: RunConfig) -> Iterator[str]:
-    """Yield notes on settings for a reference policy in runs without one."""
-    policy = config.actor_rollout_ref
-    if config.has_reference:
-        return
-    cut = type(policy.ref).model_fields.keys() - {"megatron"}
-    found = {f"ref.{name}": getattr(policy.ref, name) for name in sorted(cut)}
-    found["ref.megatron.param_offload"] = policy.ref.megatron.param_offload
-    if not config.has_critic:
-        found["actor.megatron.param_offload"] = policy.actor.megatron.param_offload
-    for name, value in found.items():
-        if value:
-            yield (
-                f"actor_rollout_ref.{name}: {value} has no effect, because without "
-                "actor_rollout_ref.actor.use_kl_loss or algorithm.use_kl_in_reward there is no "
-                "reference policy"
-            )
-
-
-def _store_notes(config: RunConfig) -> Iterator[str]:
-    deltas = config.store.policy_deltas
-    if deltas.enable is False and deltas.every != type(deltas)().every:
-        yield (
-            f"store.policy_deltas.every: {deltas.every} has no effect with "
-            "store.policy_deltas.enable=false"
-        )
 
 
 def _batch_problems(config: RunConfig) -> Iterator[str]:
