@@ -34,23 +34,20 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, regexp) for tag, regexp in resolvers if tag != "tag:yaml.org,2002:timestamp"]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
 # YAML 1.1 ignores underscores, so it would read 0.5_2, the bounds 0.5 and 2, as 0.52. Here, numbers
 # may contain underscores only as thousands separators; any other value with an underscore is text.
 _THOUSANDS = r"(?!.*_(?!\d{3}(?:\D|$)))(?!.*\.\d*_)"
 # YAML 1.1 would read 010 as 8, and 12:30 as 750. YAML 1.2 and Hydra do not, so both are text here.
-_PLAIN = r"(?![-+]?0[0-7_]+$)(?!.*:)"
+_NUMBER = rf"(?![-+]?0[0-7_]+$)(?!.*:){_THOUSANDS}"
 _Loader.yaml_implicit_resolvers = {
     first: [
-        (tag, re.compile(_PLAIN + _THOUSANDS + f"(?:{regexp.pattern})", regexp.flags))
-        if tag in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+        (tag, re.compile(f"{_NUMBER}(?:{regexp.pattern})", regexp.flags))
+        if tag.endswith((":int", ":float"))
         else (tag, regexp)
         for tag, regexp in resolvers
+        if not tag.endswith(":timestamp")
     ]
-    for first, resolvers in _Loader.yaml_implicit_resolvers.items()
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 # PyYAML implements YAML 1.1, where a float in exponent notation requires a dot and a signed
 # exponent. Without this resolver, 1e-6 and 1.0e6 would be text.

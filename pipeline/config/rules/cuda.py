@@ -30,12 +30,20 @@ _OF_MODEL = (
 """Fields of TransformerConfig that the layers on CPU ignore, or with which these layers cannot be
 built."""
 REPLACED = {
+    # Grouped GEMM is a CUDA kernel.
     "moe_grouped_gemm": False,
+    # The all-to-all dispatcher passes its split sizes as tensors, which Gloo refuses.
     "moe_token_dispatcher_type": "allgather",
+    # Megatron refuses this field with the all-gather dispatcher. When the field is off, stages use
+    # the lengths that each schedule receives.
     "variable_seq_lengths": False,
+    # This field works only with the all-to-all dispatcher and CUDA streams.
     "moe_shared_expert_overlap": False,
     "moe_permute_fusion": False,
+    # This field selects Transformer Engine's kernels through environment variables. The variables
+    # would still be set for a second model of a different family in the same process.
     "attention_backend": "auto",
+    # Fusions and kernels from CUDA, Apex or Transformer Engine.
     "persist_layer_norm": False,
     "gradient_accumulation_fusion": False,
     "bias_activation_fusion": False,
