@@ -91,8 +91,6 @@ def _keep_text(node: yaml.Node, key: str) -> None:
             item.tag = "tag:yaml.org,2002:str"
 
 
-_MOST_DEPTH = 64
-"""Maximum nesting depth of settings given as Python values, which may contain themselves."""
 _TYPES = {list: "a list", str: "text", int: "a number", float: "a number"}
 
 
@@ -185,17 +183,14 @@ def _verl_option(text: str) -> str:
     )
 
 
-def read_mapping(settings: Mapping[Any, Any], depth: int = _MOST_DEPTH) -> dict[str, Any]:
+def read_mapping(settings: Mapping[Any, Any]) -> dict[str, Any]:
     """Copy settings given as Python values; convert them to the types that a YAML file yields.
 
-    Raises InputError for a key that is not text, and for mappings and lists that are nested more
-    than `depth` deep.
+    Raises InputError for a key that is not text, and for mappings and lists that are nested too
+    deep.
     """
-    if strange := [key for key in settings if not isinstance(key, str)]:
-        raise InputError(
-            [f"settings: found the key {strange[0]!r}, expected the name of a setting"]
-        )
-    return {key: _plain(value, depth - 1) for key, value in settings.items()}
+    read: dict[str, Any] = _plain(settings)
+    return read
 
 
 def read_pair(key: str, value: Any) -> tuple[list[str], Any]:
@@ -208,19 +203,21 @@ def read_pair(key: str, value: Any) -> tuple[list[str], Any]:
     return parts, _plain(value)
 
 
-def _plain(value: Any, depth: int = _MOST_DEPTH) -> Any:
-    if isinstance(value, Mapping | list | tuple) and depth == 0:
-        raise InputError(
-            [
-                f"settings: nested more than {_MOST_DEPTH} deep, or part of itself; write each "
-                "value out"
-            ]
-        )
-    if isinstance(value, Mapping):
-        return read_mapping(value, depth)
-    if isinstance(value, list | tuple):
+def _plain(value: Any, depth: int = 64) -> Any:
+    if isinstance(value, Path):
+        return str(value)
+    if not isinstance(value, Mapping | list | tuple):
+        return value
+    if depth == 0:
+        fix = "write each value out"
+        raise InputError([f"settings: nested more than 64 deep, or part of itself; {fix}"])
+    if not isinstance(value, Mapping):
         return [_plain(item, depth - 1) for item in value]
-    return str(value) if isinstance(value, Path) else value
+    if strange := [key for key in value if not isinstance(key, str)]:
+        raise InputError(
+            [f"settings: found the key {strange[0]!r}, expected the name of a setting"]
+        )
+    return {key: _plain(item, depth - 1) for key, item in value.items()}
 
 
 def read_override(text: str) -> tuple[list[str], Any]:
