@@ -2,9 +2,9 @@
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, NonNegativeInt, PositiveFloat
 
-from pipeline.config.section import FOR_WORKERS, OPERATIONAL, Section
+from pipeline.config.section import FOR_WORKERS, OPERATIONAL, Count, Section
 
 
 class PodSettings(Section):
@@ -26,9 +26,8 @@ class PodSettings(Section):
         description="Memory, as both request and limit, for example 64Gi; null: the installation's "
         "value.",
     )
-    gpus: Annotated[int | None, OPERATIONAL] = Field(
+    gpus: Annotated[NonNegativeInt | None, OPERATIONAL] = Field(
         None,
-        ge=0,
         description="Number of GPUs per pod; null: the installation's number. If the installation "
         "sets no number, a rollout pod gets as many GPUs as the rollout's tensor-parallel size, "
         "and a training pod gets as many as trainer.n_gpus_per_node.",
@@ -45,38 +44,30 @@ class KubernetesPods(Section):
 class Launch(Section):
     """How workers are started, and their time limits."""
 
-    rollout_workers: Annotated[int | None, OPERATIONAL] = Field(
-        None,
-        ge=0,
-        description="Number of rollout workers; null: 1, or 0 if replay_file is set.",
+    rollout_workers: Annotated[NonNegativeInt | None, OPERATIONAL] = Field(
+        None, description="Number of rollout workers; null: 1, or 0 if replay_file is set."
     )
-    rollout_shards: Annotated[int | None, OPERATIONAL] = Field(
+    rollout_shards: Annotated[Count | None, OPERATIONAL] = Field(
         None,
-        ge=1,
         description="Number of shards in a step's rollout (a shard is the unit of restart); null: "
         "one per worker.",
     )
-    max_restarts: Annotated[int, OPERATIONAL] = Field(
+    max_restarts: Annotated[NonNegativeInt, OPERATIONAL] = Field(
         3,
-        ge=0,
         description="Maximum number of restarts of all rollout workers together; the same limit "
         "applies to the training ranks. On Kubernetes, the limit applies to each rollout worker "
         "separately.",
     )
-    start_timeout_s: Annotated[float, FOR_WORKERS] = Field(
+    start_timeout_s: Annotated[PositiveFloat, FOR_WORKERS] = Field(
         900.0,
-        gt=0,
         description="Time limit for starting a worker, in seconds. On Kubernetes, this includes "
         "scheduling the pod and pulling its image.",
     )
-    step_timeout_s: Annotated[float, FOR_WORKERS] = Field(
-        3600.0,
-        gt=0,
-        description="Time limit for the rollout or the training of a step, in seconds.",
+    step_timeout_s: Annotated[PositiveFloat, FOR_WORKERS] = Field(
+        3600.0, description="Time limit for the rollout or the training of a step, in seconds."
     )
-    threads_per_worker: Annotated[int | None, OPERATIONAL] = Field(
+    threads_per_worker: Annotated[Count | None, OPERATIONAL] = Field(
         None,
-        ge=1,
         description="Number of CPU threads of each worker process; null: an even share of the "
         "machine's cores, but 1 for a model whose hidden_size is below 256; on Kubernetes, the "
         "engines' default.",

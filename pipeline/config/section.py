@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Annotated, Any
 
+from annotated_types import Ge, Gt, Le
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
@@ -21,6 +22,12 @@ class Mark(Enum):
 
 
 OPERATIONAL, FOR_WORKERS, INPUT = Mark
+
+
+Count = Annotated[int, Ge(1)]
+"""The type of settings that count or number something, from 1."""
+Share = Annotated[float, Gt(0), Le(1)]
+"""The type of settings that are a part of a whole; 1 is the whole."""
 
 
 class Section(BaseModel):

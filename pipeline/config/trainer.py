@@ -4,9 +4,9 @@ import hashlib
 import re
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, NonNegativeInt
 
-from pipeline.config.section import FOR_WORKERS, OPERATIONAL, PLACE, Section
+from pipeline.config.section import FOR_WORKERS, OPERATIONAL, PLACE, Count, Section
 
 _LONGEST = 40
 """Maximum length of a folder's name, in characters.
@@ -32,27 +32,25 @@ class Trainer(Section):
         "hyphens, it is also the name of the run's folder. Any other name is shortened for the "
         "folder and gets a digest as its suffix.",
     )
-    total_training_steps: Annotated[int, FOR_WORKERS] = Field(
+    total_training_steps: Annotated[Count, FOR_WORKERS] = Field(
         10,
-        ge=1,
         description="Number of steps in the run; if only total_epochs is set, this number "
         "is computed from it.",
     )
-    total_epochs: Annotated[int | None, OPERATIONAL] = Field(
+    total_epochs: Annotated[Count | None, OPERATIONAL] = Field(
         None,
-        ge=1,
         description="Number of passes over the training prompts. As in verl, only full batches "
         "count: total_training_steps = floor(prompts / data.train_batch_size) * total_epochs.",
     )
-    nnodes: int = Field(1, ge=1, description="Number of training nodes.")
-    n_gpus_per_node: int = Field(1, ge=1, description="Training ranks per node (also on CPU).")
+    nnodes: Count = Field(1, description="Number of training nodes.")
+    n_gpus_per_node: Count = Field(1, description="Training ranks per node (also on CPU).")
     device: Annotated[Literal["auto", "cuda", "cpu"], FOR_WORKERS] = Field(
         "auto",
         description="Device of training ranks and engines. auto: the GPUs if there are any, "
         "otherwise the CPU. If there are GPUs that cannot be used, the run ends with an error.",
     )
-    save_freq: Annotated[int, FOR_WORKERS] = Field(
-        10, ge=1, description="Number of steps between checkpoints."
+    save_freq: Annotated[Count, FOR_WORKERS] = Field(
+        10, description="Number of steps between checkpoints."
     )
     test_freq: Annotated[int, OPERATIONAL] = Field(
         -1,
@@ -80,15 +78,13 @@ class Trainer(Section):
         description="Folder for logs and TensorBoard files. A run's files are in the subfolder "
         "named after its experiment_name.",
     )
-    critic_warmup: int = Field(
+    critic_warmup: NonNegativeInt = Field(
         0,
-        ge=0,
         description="PPO: number of steps at the start of the run that train only the critic. "
         "In verl, which counts steps from 1, this phase is one step shorter.",
     )
-    seed: int = Field(
+    seed: NonNegativeInt = Field(
         1,
-        ge=0,
         description="Seed for sampling, for the random assignment of samples to mini-batches and "
         "ranks, and for the critic's value head.",
     )

@@ -8,7 +8,7 @@ the path is not.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, NonNegativeFloat, NonNegativeInt
 
 from pipeline.config.actor import Actor
 from pipeline.config.algorithm import Algorithm
@@ -16,7 +16,7 @@ from pipeline.config.critic import Critic
 from pipeline.config.launch import Launch
 from pipeline.config.ref import LogProbCut, Ref
 from pipeline.config.reward import Reward
-from pipeline.config.section import FOR_WORKERS, INPUT, OPERATIONAL, PLACE, Section
+from pipeline.config.section import FOR_WORKERS, INPUT, OPERATIONAL, PLACE, Count, Section, Share
 from pipeline.config.trainer import Trainer
 from pipeline.store.schemes import CREDENTIALS, DEFAULT_STORE, REMOTE_URI, STORE_SHAPES
 
@@ -39,18 +39,15 @@ class Data(Section):
     reward_fn_key: str = Field(
         "data_source", description="Column that contains the name of the data source."
     )
-    train_batch_size: int = Field(32, ge=1, description="Prompts per step.")
-    gen_batch_size: int | None = Field(
+    train_batch_size: Count = Field(32, description="Prompts per step.")
+    gen_batch_size: Count | None = Field(
         None,
-        ge=1,
         description="With algorithm.filter_groups.enable: number of prompts in each batch "
         "(sub-plan) that a step samples; null: train_batch_size. Without "
         "algorithm.filter_groups.enable, only null and the value of train_batch_size are accepted.",
     )
-    max_prompt_length: int = Field(512, ge=1, description="Maximum length of a prompt, in tokens.")
-    max_response_length: int = Field(
-        512, ge=1, description="Maximum length of a response, in tokens."
-    )
+    max_prompt_length: Count = Field(512, description="Maximum length of a prompt, in tokens.")
+    max_response_length: Count = Field(512, description="Maximum length of a response, in tokens.")
     filter_overlong_prompts: bool = Field(
         False,
         description="true: drop prompts that are longer than max_prompt_length, and report how "
@@ -68,7 +65,7 @@ class Data(Section):
         "false}. They apply to training and validation prompts.",
     )
     shuffle: bool = Field(True, description="Shuffle the prompts in each epoch.")
-    seed: int = Field(1, ge=0, description="Seed for the order of the prompts.")
+    seed: NonNegativeInt = Field(1, description="Seed for the order of the prompts.")
 
 
 class Model(Section):
@@ -83,10 +80,10 @@ class Model(Section):
 class ValKwargs(Section):
     """Sampling for validation."""
 
-    temperature: float = Field(0.0, ge=0, description="Sampling temperature; 0: greedy.")
-    top_p: float = Field(1.0, gt=0, le=1, description="Nucleus sampling; 1: off.")
+    temperature: NonNegativeFloat = Field(0.0, description="Sampling temperature; 0: greedy.")
+    top_p: Share = Field(1.0, description="Nucleus sampling; 1: off.")
     top_k: int = Field(-1, ge=-1, description="Top-k sampling; -1: off.")
-    n: int = Field(1, ge=1, description="Samples per prompt.")
+    n: Count = Field(1, description="Samples per prompt.")
 
 
 class EngineKwargs(Section):
@@ -104,17 +101,15 @@ class Rollout(LogProbCut):
     """The rollout engine, and the trainer's log-probs of the sampled responses."""
 
     name: Literal["vllm"] = Field("vllm", description="The inference engine.")
-    n: int = Field(8, ge=1, description="Samples per prompt (the size of a group).")
+    n: Count = Field(8, description="Samples per prompt (the size of a group).")
     temperature: float = Field(
         1.0,
         ge=0.01,
         description="Sampling temperature. The minimum is vLLM's, which would sample at 0.01 where "
         "the trainer divides by less.",
     )
-    top_p: float = Field(
+    top_p: Share = Field(
         1.0,
-        gt=0,
-        le=1,
         description="Nucleus sampling; only 1 (off), because the trainer's log-probs refer to the "
         "entire vocabulary.",
     )
@@ -125,19 +120,14 @@ class Rollout(LogProbCut):
     dtype: Literal["bfloat16", "float32"] = Field(
         "bfloat16", description="Data type of the engine's weights."
     )
-    tensor_model_parallel_size: int = Field(
-        1, ge=1, description="Tensor-parallel size (TP) of each engine."
+    tensor_model_parallel_size: Count = Field(
+        1, description="Tensor-parallel size (TP) of each engine."
     )
-    gpu_memory_utilization: Annotated[float, FOR_WORKERS] = Field(
-        0.8,
-        gt=0,
-        le=1,
-        description="Share of the GPU's memory that the engine may use.",
+    gpu_memory_utilization: Annotated[Share, FOR_WORKERS] = Field(
+        0.8, description="Share of the GPU's memory that the engine may use."
     )
-    cpu_kv_cache_gib: Annotated[int, FOR_WORKERS] = Field(
-        1,
-        ge=1,
-        description="Size of the KV cache in GiB, if vLLM's CPU build is used.",
+    cpu_kv_cache_gib: Annotated[Count, FOR_WORKERS] = Field(
+        1, description="Size of the KV cache in GiB, if vLLM's CPU build is used."
     )
     trace_buffer_mib: Annotated[int, FOR_WORKERS] = Field(
         512,
@@ -151,9 +141,7 @@ class Rollout(LogProbCut):
         "none take less processor time; choose one of them if size is unimportant, for example on "
         "a local disk.",
     )
-    max_num_seqs: int = Field(
-        256, ge=1, description="Maximum number of sequences per engine batch."
-    )
+    max_num_seqs: Count = Field(256, description="Maximum number of sequences per engine batch.")
     max_num_batched_tokens: int = Field(
         8192, ge=32, description="Maximum number of tokens per engine batch."
     )
@@ -206,9 +194,8 @@ class PolicyDeltas(Section):
         "GiB or more. With differences, each training rank keeps its share of the weights in a "
         "file under TMPDIR.",
     )
-    every: Annotated[int, FOR_WORKERS] = Field(
+    every: Annotated[Count, FOR_WORKERS] = Field(
         16,
-        ge=1,
         description="Store every n-th version whole, where n is this value; 1 has the same effect "
         "as enable=false. The first version that a trainer writes after it starts is also stored "
         "whole. A version is also stored whole if its difference is at least half as large as its "
@@ -257,9 +244,8 @@ class StoreSettings(Section):
         description="Where rollout workers keep a policy, with one copy per machine: disk (under "
         "TMPDIR), memory (/dev/shm), or the path of a local folder.",
     )
-    policy_buffer_mib: Annotated[int, FOR_WORKERS] = Field(
+    policy_buffer_mib: Annotated[Count, FOR_WORKERS] = Field(
         2048,
-        ge=1,
         description="Limit on the host memory, in MiB, for a new policy's weights that a training "
         "rank has copied but not yet written. A tensor larger than this limit is copied on its "
         "own. Training waits while this buffer is full.",
