@@ -9,7 +9,6 @@ from typing import Any
 from pipeline.config.rules.layout import layout_problems
 from pipeline.inputs.sizes.estimate import estimate_memory
 from pipeline.inputs.sizes.memory import GIB, Memory
-from pipeline.model.families import moe_geometry
 from tests.large_models import FULL, MODELS, config_of, hf_config
 from tests.paths import ROOT
 
@@ -41,7 +40,7 @@ def layouts(model: str, nodes: int) -> Iterator[tuple[dict[str, Any], Memory]]:
                 if ranks % (tp * pp) or ranks % (ep * (tp if ep == 1 else 1) * pp):
                     continue
                 config = config_of(nodes, **sizes, **uneven, override=FULL)
-                if not layout_problems(config, hf, moe_geometry(hf)):
+                if not layout_problems(config, hf):
                     yield sizes, estimate_memory(config, hf)
 
 

@@ -25,6 +25,7 @@ from torch.overrides import TorchFunctionMode
 
 from operators.cpu import matmul
 from operators.zigzag import Zigzag
+from pipeline.config.rules.cuda import REPLACED
 
 Patched = Any
 """A module or object of torch or Megatron that receives undeclared attributes."""
@@ -32,28 +33,7 @@ Patched = Any
 ON_CPU = not torch.cuda.is_available()
 CPU = torch.device("cpu")
 
-SETTINGS: dict[str, Any] = {
-    # Grouped GEMM is a CUDA kernel.
-    "moe_grouped_gemm": False,
-    # The all-to-all dispatcher passes its split sizes as tensors, which Gloo refuses.
-    "moe_token_dispatcher_type": "allgather",
-    # Megatron refuses this field with the all-gather dispatcher. When the field is off, stages use
-    # the lengths that each schedule receives.
-    "variable_seq_lengths": False,
-    # This field works only with the all-to-all dispatcher and CUDA streams.
-    "moe_shared_expert_overlap": False,
-    "moe_permute_fusion": False,
-    # This field selects Transformer Engine's kernels through environment variables. The variables
-    # would still be set for a second model of a different family in the same process.
-    "attention_backend": AttnBackend.auto,
-    # Fusions and kernels from CUDA, Apex or Transformer Engine.
-    "persist_layer_norm": False,
-    "gradient_accumulation_fusion": False,
-    "bias_activation_fusion": False,
-    "bias_dropout_fusion": False,
-    "masked_softmax_fusion": False,
-    "apply_rope_fusion": False,
-}
+SETTINGS: dict[str, Any] = {**REPLACED, "attention_backend": AttnBackend.auto}
 """Fields of TransformerConfig with a fixed value on CPU."""
 
 _adapted = False

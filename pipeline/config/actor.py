@@ -2,10 +2,10 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
 
 from pipeline.config.optim import Optim
-from pipeline.config.section import FOR_WORKERS, PLACE, NamedFunction, Section
+from pipeline.config.section import FOR_WORKERS, PLACE, Count, NamedFunction, Section, Share
 from pipeline.rl.loss_table import LOSSES
 from pipeline.rl.losses.aggregate import AggregationMode
 
@@ -33,9 +33,8 @@ class RouterReplay(Section):
         description="Accept a replay_file from a run whose policy 0 had different weights. The "
         "file's routes may differ from those that this run's routers would choose.",
     )
-    native_every: int = Field(
+    native_every: NonNegativeInt = Field(
         10,
-        ge=0,
         description="With recorded routes (R3, replay_file): interval, in steps, at which the "
         "mismatch without replay is also measured. Each measurement takes a second forward pass. "
         "The first step of an attempt always includes a measurement, and so does a step whose "
@@ -43,19 +42,17 @@ class RouterReplay(Section):
         "In every mode with trainer.max_staleness=1: interval, in steps, at which engine mismatch "
         "and staleness are measured separately (docs/corrections.md).",
     )
-    min_agreement: float = Field(
+    min_agreement: Annotated[float, FOR_WORKERS] = Field(
         0.1,
         ge=0,
         le=1,
-        json_schema_extra=FOR_WORKERS,
         description="Minimum share of rows, in each layer and in each sample, for which the "
         "trainer's own router would choose the recorded experts. If the share is lower in any "
         "layer or sample, the routes are unhealthy (see on_unhealthy). Other limits are fixed "
         "(docs/replay.md).",
     )
-    on_unhealthy: Literal["fail", "warn"] = Field(
+    on_unhealthy: Annotated[Literal["fail", "warn"], FOR_WORKERS] = Field(
         "fail",
-        json_schema_extra=FOR_WORKERS,
         description="Reaction to recorded routes that do not fit the model. fail: end the step "
         "with an error before training; warn: log a warning and count the findings "
         "(replay/unhealthy). With replay_other_weights, the reaction is always warn.",
@@ -84,19 +81,17 @@ class RouterReplay(Section):
 class Megatron(Section):
     """The trainer's parallel layout and the settings of Megatron-core."""
 
-    tensor_model_parallel_size: int = Field(1, ge=1, description="Tensor-parallel size (TP).")
-    pipeline_model_parallel_size: int = Field(1, ge=1, description="Pipeline-parallel size (PP).")
+    tensor_model_parallel_size: Count = Field(1, description="Tensor-parallel size (TP).")
+    pipeline_model_parallel_size: Count = Field(1, description="Pipeline-parallel size (PP).")
     virtual_pipeline_model_parallel_size: int | None = Field(
         None, ge=2, description="Model chunks per pipeline stage (VPP); null: 1."
     )
-    context_parallel_size: int = Field(
-        1, ge=1, description="Context-parallel size (CP): number of ranks that share each sequence."
+    context_parallel_size: Count = Field(
+        1, description="Context-parallel size (CP): number of ranks that share each sequence."
     )
-    expert_model_parallel_size: int = Field(1, ge=1, description="Expert-parallel size (EP).")
-    expert_tensor_parallel_size: int | None = Field(
-        None,
-        ge=1,
-        description="Tensor-parallel size of the experts; null: TP if EP is 1, otherwise 1.",
+    expert_model_parallel_size: Count = Field(1, description="Expert-parallel size (EP).")
+    expert_tensor_parallel_size: Count | None = Field(
+        None, description="Tensor-parallel size of the experts; null: TP if EP is 1, otherwise 1."
     )
     use_remove_padding: bool = Field(
         True,
@@ -146,10 +141,8 @@ class ActorLoss(Section):
         "vanilla",
         description="The policy loss; see [algorithms.md](algorithms.md#losses).",
     )
-    clip_cov_ratio: float = Field(
+    clip_cov_ratio: Share = Field(
         0.0002,
-        gt=0,
-        le=1,
         description="clip_cov: share of a mini-batch's tokens that is drawn at random and left "
         "out of the loss; always at least one token.",
     )
@@ -161,52 +154,44 @@ class ActorLoss(Section):
         5.0,
         description="clip_cov: only tokens with a covariance below this value may be drawn.",
     )
-    kl_cov_ratio: float = Field(
+    kl_cov_ratio: Share = Field(
         0.0002,
-        gt=0,
-        le=1,
         description="kl_cov: share of a mini-batch's tokens that is penalised; always at least "
         "one token.",
     )
-    ppo_kl_coef: float = Field(
-        0.1,
-        ge=0,
-        description="kl_cov: weight of the penalty.",
-    )
+    ppo_kl_coef: NonNegativeFloat = Field(0.1, description="kl_cov: weight of the penalty.")
 
 
 class Actor(Section):
     """Training of the policy."""
 
     strategy: Literal["megatron"] = Field("megatron", description="The training engine.")
-    ppo_mini_batch_size: int = Field(
-        32, ge=1, description="Prompts per optimizer step (each with rollout.n samples)."
+    ppo_mini_batch_size: Count = Field(
+        32, description="Prompts per optimizer step (each with rollout.n samples)."
     )
-    ppo_micro_batch_size_per_gpu: int = Field(
-        8, ge=1, description="Samples per micro-batch on each data-parallel rank."
+    ppo_micro_batch_size_per_gpu: Count = Field(
+        8, description="Samples per micro-batch on each data-parallel rank."
     )
     use_dynamic_bsz: bool = Field(
         False,
         description="Form micro-batches by token count (ppo_max_token_len_per_gpu), not by number "
         "of samples.",
     )
-    ppo_max_token_len_per_gpu: int = Field(
+    ppo_max_token_len_per_gpu: Count = Field(
         16_384,
-        ge=1,
         description="With use_dynamic_bsz: maximum number of tokens per micro-batch on each rank.",
     )
-    ppo_epochs: int = Field(1, ge=1, description="Number of passes over a step's samples.")
-    clip_ratio: float = Field(
+    ppo_epochs: Count = Field(1, description="Number of passes over a step's samples.")
+    clip_ratio: PositiveFloat = Field(
         0.2,
-        gt=0,
         description="PPO clip range. clip_ratio_low and clip_ratio_high take this value if they "
         "are null.",
     )
-    clip_ratio_low: float | None = Field(
-        None, gt=0, description="Clip range below a ratio of 1; null: clip_ratio."
+    clip_ratio_low: PositiveFloat | None = Field(
+        None, description="Clip range below a ratio of 1; null: clip_ratio."
     )
-    clip_ratio_high: float | None = Field(
-        None, gt=0, description="Clip range above a ratio of 1; null: clip_ratio."
+    clip_ratio_high: PositiveFloat | None = Field(
+        None, description="Clip range above a ratio of 1; null: clip_ratio."
     )
     clip_ratio_c: float = Field(
         3.0,
@@ -214,15 +199,11 @@ class Actor(Section):
         description="Dual clip: for a negative advantage A, the loss is at most -A times this "
         "value.",
     )
-    tau_pos: float = Field(
-        1.0,
-        gt=0,
-        description="sapo: steepness of the gate for positive advantages.",
+    tau_pos: PositiveFloat = Field(
+        1.0, description="sapo: steepness of the gate for positive advantages."
     )
-    tau_neg: float = Field(
-        1.05,
-        gt=0,
-        description="sapo: steepness of the gate for all other advantages.",
+    tau_neg: PositiveFloat = Field(
+        1.05, description="sapo: steepness of the gate for all other advantages."
     )
     policy_loss: ActorLoss = Field(default_factory=ActorLoss)
     loss_agg_mode: AggregationMode = Field(
@@ -230,19 +211,18 @@ class Actor(Section):
         description="How the token losses of a mini-batch, from all ranks and micro-batches, are "
         "combined into one number.",
     )
-    loss_scale_factor: float | None = Field(
+    loss_scale_factor: PositiveFloat | None = Field(
         None,
-        gt=0,
         description="seq-mean-token-sum-norm: the divisor of each sample's sum; null: "
         "data.max_response_length.",
     )
-    entropy_coeff: float = Field(0.0, ge=0, description="Weight of the entropy bonus.")
+    entropy_coeff: NonNegativeFloat = Field(0.0, description="Weight of the entropy bonus.")
     use_kl_loss: bool = Field(
         False,
         description="Add a term to the loss: the KL to the reference policy (policy 0). The "
         "reference routes natively, so with R3 the KL includes the difference in routing.",
     )
-    kl_loss_coef: float = Field(0.001, ge=0, description="Weight of the KL loss.")
+    kl_loss_coef: NonNegativeFloat = Field(0.001, description="Weight of the KL loss.")
     kl_loss_type: Literal["low_var_kl", "kl", "mse", "abs"] = Field(
         "low_var_kl", description="Estimator of the KL; k1, k2 and k3 mean kl, mse and low_var_kl."
     )

@@ -2,9 +2,9 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
-from pipeline.config.section import NamedFunction, Section
+from pipeline.config.section import Count, NamedFunction, Section
 from pipeline.rl.corrections.forms import NO_BOUNDS, PRESETS, Correction, rejections, weight_bounds
 from pipeline.rl.estimator_table import ESTIMATORS
 from pipeline.rl.kl import KlEstimator
@@ -137,22 +137,15 @@ class KlCtrl(Section):
         description="fixed: the coefficient is constant; adaptive: it rises after a step whose KL "
         "is above target_kl, and falls after a step whose KL is below target_kl.",
     )
-    kl_coef: float = Field(
-        0.001,
-        ge=0,
-        description="The coefficient; adaptive: its value in the first step.",
+    kl_coef: NonNegativeFloat = Field(
+        0.001, description="The coefficient; adaptive: its value in the first step."
     )
-    horizon: int = Field(
+    horizon: Count = Field(
         10_000,
-        ge=1,
         description="adaptive: number of samples over which the coefficient changes by at most a "
         "fifth.",
     )
-    target_kl: float = Field(
-        0.1,
-        gt=0,
-        description="adaptive: the target KL per token.",
-    )
+    target_kl: PositiveFloat = Field(0.1, description="adaptive: the target KL per token.")
 
 
 class Algorithm(Section):

@@ -1,29 +1,17 @@
 """Settings of PPO's critic: a second model with a value head, trained along with the policy."""
 
-from typing import Literal
-
-from pydantic import Field
+from pydantic import Field, PositiveFloat
 
 from pipeline.config.actor import Actor
 from pipeline.config.optim import Optim
-from pipeline.config.section import Section
+from pipeline.config.section import Count, Section
+from pipeline.rl.losses.aggregate import AggregationMode
 
 
 class CriticOptim(Optim):
     """The critic's Adam optimizer, with its own learning rates."""
 
-    lr: float = Field(1e-5, gt=0, description="Learning rate after warm-up.")
-    weight_decay_on_norms: bool = Field(
-        False,
-        description="true: weight decay also applies to norms and biases (one-dimensional "
-        "parameters).",
-    )
-    skip_nonfinite: bool = Field(
-        True,
-        description="true: skip the optimizer step of each mini-batch whose gradient norm is not "
-        "finite, and count these mini-batches (critic/skipped). The run ends at the fourth such "
-        "mini-batch in a row. false: the run ends at the first such mini-batch.",
-    )
+    lr: PositiveFloat = Field(1e-5, description="Learning rate after warm-up.")
 
 
 class CriticMegatron(Section):
@@ -57,15 +45,13 @@ class Critic(Section):
 
     optim: CriticOptim = Field(default_factory=CriticOptim)
     megatron: CriticMegatron = Field(default_factory=CriticMegatron)
-    ppo_mini_batch_size: int | None = Field(
+    ppo_mini_batch_size: Count | None = Field(
         None,
-        ge=1,
         description="Prompts per optimizer step (each with rollout.n samples); null: the actor's "
         "value.",
     )
-    ppo_micro_batch_size_per_gpu: int | None = Field(
+    ppo_micro_batch_size_per_gpu: Count | None = Field(
         None,
-        ge=1,
         description="Samples per micro-batch on each data-parallel rank; null: the actor's value.",
     )
     use_dynamic_bsz: bool | None = Field(
@@ -73,47 +59,34 @@ class Critic(Section):
         description="Form micro-batches by token count (ppo_max_token_len_per_gpu), not by number "
         "of samples; null: the actor's value.",
     )
-    ppo_max_token_len_per_gpu: int = Field(
+    ppo_max_token_len_per_gpu: Count = Field(
         32_768,
-        ge=1,
         description="With use_dynamic_bsz: maximum number of tokens per micro-batch on each rank.",
     )
-    forward_micro_batch_size_per_gpu: int | None = Field(
+    forward_micro_batch_size_per_gpu: Count | None = Field(
         None,
-        ge=1,
         description="Samples per micro-batch in the pass that computes values; null: "
         "ppo_micro_batch_size_per_gpu.",
     )
-    forward_max_token_len_per_gpu: int | None = Field(
+    forward_max_token_len_per_gpu: Count | None = Field(
         None,
-        ge=1,
         description="Maximum number of tokens per micro-batch in the pass that computes values, if "
         "that pass is split by token count; null: ppo_max_token_len_per_gpu.",
     )
-    ppo_epochs: int | None = Field(
-        None, ge=1, description="Number of passes over a step's samples; null: the actor's value."
+    ppo_epochs: Count | None = Field(
+        None, description="Number of passes over a step's samples; null: the actor's value."
     )
-    cliprange_value: float = Field(
+    cliprange_value: PositiveFloat = Field(
         0.5,
-        gt=0,
         description="Maximum change in a token's value since the start of the step. If the change "
         "is larger, the value loss is clipped.",
     )
-    loss_agg_mode: (
-        Literal[
-            "token-mean",
-            "seq-mean-token-sum",
-            "seq-mean-token-mean",
-            "seq-mean-token-sum-norm",
-        ]
-        | None
-    ) = Field(
+    loss_agg_mode: AggregationMode | None = Field(
         None,
         description="How token losses are combined into one number; null: the actor's mode.",
     )
-    loss_scale_factor: int | None = Field(
+    loss_scale_factor: Count | None = Field(
         None,
-        ge=1,
         description="seq-mean-token-sum-norm: the divisor of each sample's sum; null: the actor's "
         "value.",
     )

@@ -1,92 +1,103 @@
 """All settings as a flat mapping from dotted key to setting, for messages and documentation."""
 
 import copy
-import re
-import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Any, TypeVar
 
-from annotated_types import Ge, Gt, Le, Lt, MaxLen, MinLen
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from pipeline.config.section import PLACE, NamedFunction
+from pipeline.config.section import FOR_WORKERS, INPUT, OPERATIONAL, PLACE, NamedFunction
 from pipeline.config.tree import RunConfig
 
-_NAMES = {
-    int: "an integer",
-    float: "a number",
-    bool: "true or false",
-    str: "text",
-    type(None): "null",
-}
 _Section = TypeVar("_Section", bound=BaseModel)
-_COUNTED = {str: "characters"}
-_PLURALS = {int: "integers", float: "numbers", str: "texts"}
+_Schema = Mapping[str, Any]
+_NAMES = {
+    "integer": "an integer",
+    "number": "a number",
+    "boolean": "true or false",
+    "string": "text",
+    "null": "null",
+}
+_PLURALS = {"integer": "integers", "number": "numbers", "string": "texts"}
+_BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
 
 
 @dataclass(frozen=True)
 class Key:
-    """One setting. Example: Key('trainer.nnodes', 'an integer >= 1', ...)."""
+    """One setting. Example: Key('trainer.nnodes', ...)."""
 
     name: str
     """Dotted key."""
-    expected: str
-    """The allowed values, in words."""
     field: FieldInfo
+    schema: _Schema
+    """The JSON schema of the allowed values."""
     section: type[BaseModel] | None
     """The group of settings under this key; None for a single value."""
 
     @property
-    def operational(self) -> bool:
-        """Whether the setting may change when a run is attached again."""
-        return _marked(self.field, "operational")
-
-    @property
-    def for_workers(self) -> bool:
-        """Whether workers read this operational setting."""
-        return _marked(self.field, "for_workers")
-
-    @property
-    def names_input(self) -> bool:
-        """Whether the setting is the path of an input, whose content is part of the identity."""
-        return _marked(self.field, "input")
-
-    @property
-    def default(self) -> Any:
-        """The setting's default; PydanticUndefined for a required setting."""
-        return self.field.get_default(call_default_factory=True, validated_data={})
+    def expected(self) -> str:
+        """The allowed values, in words."""
+        if (rule := self.table) is not None:
+            return rule.expected
+        words = in_words(self.schema)
+        return words.replace("texts", "paths").replace("text", "a path") if self.is_place else words
 
     @property
     def expected_item(self) -> str:
         """The allowed values of each item of a list, in words."""
-        lists = (one for one in _options(self.field.annotation) if typing.get_origin(one) is list)
-        item, bounds = _item(next(lists))
-        return _describe(item, bounds)
+        return next(in_words(one["items"]) for one in _options(self.schema) if "items" in one)
 
     @property
-    def names_place(self) -> bool:
+    def choices(self) -> list[str]:
+        """The texts that the setting accepts, if it has a fixed choice; otherwise none."""
+        return choices(self.schema) if self.table is None else list(self.table.table)
+
+    @property
+    def table(self) -> NamedFunction | None:
+        """The table whose names the setting accepts, or None for any other setting."""
+        return next((one for one in self.field.metadata if isinstance(one, NamedFunction)), None)
+
+    @property
+    def operational(self) -> bool:
+        """Whether the setting may change when a run is attached again."""
+        return OPERATIONAL in self.field.metadata or self.for_workers
+
+    @property
+    def for_workers(self) -> bool:
+        """Whether workers read this operational setting."""
+        return FOR_WORKERS in self.field.metadata
+
+    @property
+    def names_input(self) -> bool:
+        """Whether the setting is the path of an input, whose content is part of the identity."""
+        return INPUT in self.field.metadata
+
+    @property
+    def is_place(self) -> bool:
         """Whether the setting is a path or URI, or a list of them."""
         return PLACE in self.field.metadata
 
     @property
     def is_text(self) -> bool:
         """Whether the setting is a text or a list of texts, and never a number or a switch."""
-        return _texts(self.field.annotation)
+        return _is_text(self.schema)
 
     @property
-    def nullable(self) -> bool:
-        """Whether the setting may be null."""
-        return type(None) in _options(self.field.annotation)
+    def default(self) -> Any:
+        """The setting's default; PydanticUndefined for a required setting."""
+        return self.field.get_default(call_default_factory=True, validated_data={})
 
 
 @cache
 def all_keys() -> dict[str, Key]:
     """Return all groups and settings by dotted key, in the order of the tree."""
-    return {key.name: key for key in _walk(RunConfig, "")}
+    schema = RunConfig.model_json_schema()
+    groups = {**schema["$defs"], RunConfig.__name__: schema}
+    return {key.name: key for key in _walk(RunConfig, "", groups)}
 
 
 def setting_keys() -> list[Key]:
@@ -126,126 +137,69 @@ def with_value(section: _Section, key: str, value: Any) -> _Section:
     return section.model_copy(update={first: below})
 
 
-def _walk(section: type[BaseModel], prefix: str) -> Iterator[Key]:
-    for name, field in section.model_fields.items():
-        below = _section_of(field.annotation)
-        yield Key(prefix + name, _expected(field), field, below)
-        if below is not None:
-            yield from _walk(below, f"{prefix}{name}.")
+def in_words(schema: _Schema) -> str:
+    """Return the values that a JSON schema allows, in words, such as `an integer >= 1 or null`."""
+    if "anyOf" in schema:
+        return " or ".join(map(in_words, schema["anyOf"]))
+    if item := schema.get("items"):
+        plural = None if choices(item) else _PLURALS.get(item.get("type"))
+        words = f"a list of {plural + _bounds(item) if plural else f'items, each {in_words(item)}'}"
+    elif names := choices(schema):
+        words = names[0] if len(names) == 1 else f"one of {', '.join(names)}"
+    elif schema.get("type") == "array":
+        words = "a list"
+    else:
+        words = _NAMES.get(schema.get("type", ""), "a group of settings")
+    return words + _bounds(schema)
 
 
-def _texts(annotation: Any) -> bool:
-    """Return whether all values of a type are texts, lists of texts or null."""
-    kinds = {
-        type(value) if origin is Literal else origin or option
-        for option in _options(annotation)
-        for origin in [typing.get_origin(option)]
-        for value in (typing.get_args(option) if origin is Literal else [None])
-    } - {type(None)}
-    lists = [one for one in _options(annotation) if typing.get_origin(one) is list]
-    return bool(kinds) and kinds <= {str, list} and all(_texts(_item(one)[0]) for one in lists)
-
-
-def _section_of(annotation: Any) -> type[BaseModel] | None:
-    for option in _options(annotation):
-        if isinstance(option, type) and issubclass(option, BaseModel):
-            return option
-    return None
-
-
-def _options(annotation: Any) -> tuple[Any, ...]:
-    if typing.get_origin(annotation) in (types.UnionType, typing.Union):
-        return typing.get_args(annotation)
-    return (annotation,)
-
-
-def named_in(field: FieldInfo) -> NamedFunction | None:
-    """Return the table whose names the setting accepts, or None for any other setting."""
-    return next((rule for rule in field.metadata if isinstance(rule, NamedFunction)), None)
-
-
-def _expected(field: FieldInfo) -> str:
-    if (rule := named_in(field)) is not None:
-        return rule.expected
-    bounds = _bounds(field.metadata)
-    parts = [
-        _describe(option, bounds + _lengths(field.metadata, _COUNTED.get(option, "items")))
-        for option in _options(field.annotation)
+def choices(schema: _Schema) -> list[str]:
+    """Return the texts that a JSON schema with a fixed choice allows; none for other schemas."""
+    names = [
+        str(name) for name in schema.get("enum", [schema["const"]] if "const" in schema else [])
     ]
-    words = " or ".join(parts)
-    return re.sub(r"\btext(s?)\b", _as_path, words) if PLACE in field.metadata else words
+    below = [*schema.get("anyOf", []), *([schema["items"]] if "items" in schema else [])]
+    return names + [name for one in below for name in choices(one)]
 
 
-def _as_path(found: re.Match[str]) -> str:
-    return "paths" if found[1] else "a path"
-
-
-def describe(annotation: Any) -> str:
-    """Return the values that a type allows, in words, such as `an integer or null`."""
-    return " or ".join(_describe(option, "") for option in _options(annotation))
-
-
-def literals(annotation: Any) -> list[str]:
-    """Return the texts that a type with a fixed choice allows; none for other types."""
-    if typing.get_origin(annotation) is Literal:
-        return [str(value) for value in typing.get_args(annotation)]
-    return [text for part in typing.get_args(annotation) for text in literals(part)]
-
-
-def _describe(annotation: Any, bounds: str) -> str:
-    origin = typing.get_origin(annotation)
-    if origin is Literal:
-        values = [str(value) for value in typing.get_args(annotation)]
-        return values[0] if len(values) == 1 else "one of " + ", ".join(values)
-    if origin is list:
-        item, each = _item(annotation)
-        kind = _PLURALS.get(item, f"items, each {_describe(item, '')}")
-        return f"a list of {kind}{each}{bounds}"
-    if origin is dict or _section_of(annotation) is not None:
-        return "a group of settings"
-    return _NAMES[annotation] + ("" if annotation is type(None) else bounds)
-
-
-def _item(annotation: Any) -> tuple[Any, str]:
-    """Return the type of a list's items and the description of their bounds."""
-    (item,) = typing.get_args(annotation)
-    if typing.get_origin(item) is not Annotated:
-        return item, ""
-    item, *rules = typing.get_args(item)
-    return item, _bounds(rules)
-
-
-def _lengths(metadata: list[Any], what: str) -> str:
-    """Describe the allowed number of characters or items, for example `of 1 to 200 characters`."""
-    least = next((rule.min_length for rule in metadata if isinstance(rule, MinLen)), None)
-    most = next((rule.max_length for rule in metadata if isinstance(rule, MaxLen)), None)
-    if least is None or most is None:
-        return ""
-    count = str(least) if least == most else f"{least} to {most}"
-    return f", with {count} items" if what == "items" else f" of {count} {what}"
-
-
-def _bounds(metadata: list[Any]) -> str:
-    text = ""
-    for rule in metadata:
-        match rule:
-            case Ge(ge=bound):
-                text += f" >= {bound}"
-            case Gt(gt=bound):
-                text += f" > {bound}"
-            case Le(le=bound):
-                text += f"{' and' if text else ''} <= {bound}"
-            case Lt(lt=bound):
-                text += f"{' and' if text else ''} < {bound}"
-            case MinLen() | MaxLen():
-                continue  # `_lengths`
-            case _ if rule is PLACE:
-                continue
-            case _:
-                text += f" matching {rule.pattern}"
+def _bounds(schema: _Schema) -> str:
+    text = " and".join(
+        f" {sign} {schema[name]}" for name, sign in _BOUNDS.items() if name in schema
+    )
+    if "pattern" in schema:
+        text += f" matching {schema['pattern']}"
+    for least, most, form in (
+        ("minLength", "maxLength", " of {} characters"),
+        ("minItems", "maxItems", ", with {} items"),
+    ):
+        if {least, most} <= schema.keys():
+            low, high = schema[least], schema[most]
+            text += form.format(low if low == high else f"{low} to {high}")
     return text
 
 
-def _marked(field: FieldInfo, marker: str) -> bool:
-    extra = field.json_schema_extra
-    return isinstance(extra, dict) and extra.get(marker) is True
+def _options(schema: _Schema) -> list[_Schema]:
+    """Return the schemas of the values other than null."""
+    return [one for one in schema.get("anyOf", [schema]) if one.get("type") != "null"]
+
+
+def _is_text(schema: _Schema) -> bool:
+    return all(
+        _is_text(one["items"]) if "items" in one else one.get("type") == "string"
+        for one in _options(schema)
+    )
+
+
+def _walk(section: type[BaseModel], prefix: str, groups: _Schema) -> Iterator[Key]:
+    for name, field in section.model_fields.items():
+        below = _section_of(field.annotation)
+        yield Key(prefix + name, field, groups[section.__name__]["properties"][name], below)
+        if below is not None:
+            yield from _walk(below, f"{prefix}{name}.", groups)
+
+
+def _section_of(annotation: Any) -> type[BaseModel] | None:
+    for option in typing.get_args(annotation) or (annotation,):
+        if isinstance(option, type) and issubclass(option, BaseModel):
+            return option
+    return None

@@ -1,36 +1,33 @@
 """Settings for starting workers."""
 
-from pydantic import Field
+from typing import Annotated
 
-from pipeline.config.section import FOR_WORKERS, OPERATIONAL, Section
+from pydantic import Field, NonNegativeInt, PositiveFloat
+
+from pipeline.config.section import FOR_WORKERS, OPERATIONAL, Count, Section
 
 
 class PodSettings(Section):
     """Image and resources for one kind of pod; null keeps the installation's value."""
 
-    image: str | None = Field(
+    image: Annotated[str | None, OPERATIONAL] = Field(
         None,
-        json_schema_extra=OPERATIONAL,
         description="Container image; null: the installation's image.",
     )
-    cpu: str | None = Field(
+    cpu: Annotated[str | None, OPERATIONAL] = Field(
         None,
-        json_schema_extra=OPERATIONAL,
         pattern=r"^\d+(\.\d+)?m?$",
         description="CPUs, as both request and limit, for example 8 or 500m; null: the "
         "installation's value.",
     )
-    memory: str | None = Field(
+    memory: Annotated[str | None, OPERATIONAL] = Field(
         None,
-        json_schema_extra=OPERATIONAL,
         pattern=r"^\d+(\.\d+)?(Ki|Mi|Gi|Ti|K|M|G|T)$",
         description="Memory, as both request and limit, for example 64Gi; null: the installation's "
         "value.",
     )
-    gpus: int | None = Field(
+    gpus: Annotated[NonNegativeInt | None, OPERATIONAL] = Field(
         None,
-        ge=0,
-        json_schema_extra=OPERATIONAL,
         description="Number of GPUs per pod; null: the installation's number. If the installation "
         "sets no number, a rollout pod gets as many GPUs as the rollout's tensor-parallel size, "
         "and a training pod gets as many as trainer.n_gpus_per_node.",
@@ -47,44 +44,30 @@ class KubernetesPods(Section):
 class Launch(Section):
     """How workers are started, and their time limits."""
 
-    rollout_workers: int | None = Field(
-        None,
-        ge=0,
-        json_schema_extra=OPERATIONAL,
-        description="Number of rollout workers; null: 1, or 0 if replay_file is set.",
+    rollout_workers: Annotated[NonNegativeInt | None, OPERATIONAL] = Field(
+        None, description="Number of rollout workers; null: 1, or 0 if replay_file is set."
     )
-    rollout_shards: int | None = Field(
+    rollout_shards: Annotated[Count | None, OPERATIONAL] = Field(
         None,
-        ge=1,
-        json_schema_extra=OPERATIONAL,
         description="Number of shards in a step's rollout (a shard is the unit of restart); null: "
         "one per worker.",
     )
-    max_restarts: int = Field(
+    max_restarts: Annotated[NonNegativeInt, OPERATIONAL] = Field(
         3,
-        ge=0,
-        json_schema_extra=OPERATIONAL,
         description="Maximum number of restarts of all rollout workers together; the same limit "
         "applies to the training ranks. On Kubernetes, the limit applies to each rollout worker "
         "separately.",
     )
-    start_timeout_s: float = Field(
+    start_timeout_s: Annotated[PositiveFloat, FOR_WORKERS] = Field(
         900.0,
-        gt=0,
-        json_schema_extra=FOR_WORKERS,
         description="Time limit for starting a worker, in seconds. On Kubernetes, this includes "
         "scheduling the pod and pulling its image.",
     )
-    step_timeout_s: float = Field(
-        3600.0,
-        gt=0,
-        json_schema_extra=FOR_WORKERS,
-        description="Time limit for the rollout or the training of a step, in seconds.",
+    step_timeout_s: Annotated[PositiveFloat, FOR_WORKERS] = Field(
+        3600.0, description="Time limit for the rollout or the training of a step, in seconds."
     )
-    threads_per_worker: int | None = Field(
+    threads_per_worker: Annotated[Count | None, OPERATIONAL] = Field(
         None,
-        ge=1,
-        json_schema_extra=OPERATIONAL,
         description="Number of CPU threads of each worker process; null: an even share of the "
         "machine's cores, but 1 for a model whose hidden_size is below 256; on Kubernetes, the "
         "engines' default.",

@@ -3,21 +3,19 @@
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Lt
-from pydantic import Field
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
 
-from pipeline.config.section import Section
+from pipeline.config.section import Count, Section
 
 
 class Optim(Section):
     """Adam with decoupled weight decay."""
 
-    lr: float = Field(1e-6, gt=0, description="Learning rate after warm-up.")
-    lr_warmup_init: float = Field(
-        0.0,
-        ge=0,
-        description="Learning rate from which warm-up starts.",
+    lr: PositiveFloat = Field(1e-6, description="Learning rate after warm-up.")
+    lr_warmup_init: NonNegativeFloat = Field(
+        0.0, description="Learning rate from which warm-up starts."
     )
-    lr_warmup_steps: int = Field(0, ge=0, description="Number of steps of linear warm-up.")
+    lr_warmup_steps: NonNegativeInt = Field(0, description="Number of steps of linear warm-up.")
     lr_warmup_steps_ratio: float = Field(
         0.0,
         ge=0,
@@ -30,29 +28,26 @@ class Optim(Section):
         description="How the rate declines from lr to min_lr after warm-up. constant: it stays at "
         "lr; WSD (warm-up, stable, decay): it stays at lr until the last lr_wsd_decay_steps steps.",
     )
-    lr_decay_steps: int | None = Field(
+    lr_decay_steps: Count | None = Field(
         None,
-        ge=1,
         description="Number of steps, including warm-up, after which the rate is min_lr; null: the "
         "number of steps that the run has when it is created. If the run is extended later, its "
         "schedule does not change.",
     )
-    min_lr: float = Field(
+    min_lr: NonNegativeFloat = Field(
         0.0,
-        ge=0,
         description="Minimum rate after warm-up; it has no effect with lr_decay_style=constant.",
     )
     lr_wsd_decay_style: Literal["linear", "cosine", "exponential", "minus_sqrt"] = Field(
         "exponential",
         description="WSD: how the rate declines in the last lr_wsd_decay_steps steps.",
     )
-    lr_wsd_decay_steps: int | None = Field(
+    lr_wsd_decay_steps: Count | None = Field(
         None,
-        ge=1,
         description="WSD: number of steps over which the rate declines. The decline ends at step "
         "lr_decay_steps.",
     )
-    weight_decay: float = Field(0.01, ge=0, description="Decoupled weight decay.")
+    weight_decay: NonNegativeFloat = Field(0.01, description="Decoupled weight decay.")
     weight_decay_on_norms: bool = Field(
         False,
         description="true: weight decay also applies to norms and biases (one-dimensional "
@@ -84,10 +79,10 @@ class Optim(Section):
         description="Fields of Megatron-core's OptimizerConfig, as in verl, such as "
         "optimizer_cpu_offload, optimizer_offload_fraction and adam_eps.",
     )
-    clip_grad: float = Field(1.0, ge=0, description="Maximum gradient norm; 0: no clipping.")
+    clip_grad: NonNegativeFloat = Field(1.0, description="Maximum gradient norm; 0: no clipping.")
     skip_nonfinite: bool = Field(
         True,
         description="true: skip the optimizer step of each mini-batch whose gradient norm is not "
-        "finite, and count these mini-batches (update/skipped). The run ends at the fourth such "
-        "mini-batch in a row. false: the run ends at the first such mini-batch.",
+        "finite, and count these mini-batches (update/skipped, critic/skipped). The run ends at "
+        "the fourth such mini-batch in a row. false: the run ends at the first such mini-batch.",
     )

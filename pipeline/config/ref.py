@@ -2,15 +2,14 @@
 
 from pydantic import Field
 
-from pipeline.config.section import Section
+from pipeline.config.section import Count, Section
 
 
 class LogProbCut(Section):
     """How a log-prob pass is split into micro-batches; null means the same as in the updates."""
 
-    log_prob_micro_batch_size_per_gpu: int | None = Field(
+    log_prob_micro_batch_size_per_gpu: Count | None = Field(
         None,
-        ge=1,
         description="Samples per micro-batch of the log-prob pass on each data-parallel rank; "
         "null: actor.ppo_micro_batch_size_per_gpu.",
     )
@@ -19,9 +18,8 @@ class LogProbCut(Section):
         description="Split the log-prob pass by token count instead of by number of samples; "
         "null: actor.use_dynamic_bsz.",
     )
-    log_prob_max_token_len_per_gpu: int | None = Field(
+    log_prob_max_token_len_per_gpu: Count | None = Field(
         None,
-        ge=1,
         description="Maximum number of tokens per micro-batch of the log-prob pass, if the pass "
         "is split by token count; null: actor.ppo_max_token_len_per_gpu. If the pass is split "
         "differently from the updates, its log-probs differ slightly from those of the updates, "

@@ -1,10 +1,10 @@
 """Settings for the reward function."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
 
-from pipeline.config.section import FOR_WORKERS, Section
+from pipeline.config.section import FOR_WORKERS, Count, Section
 
 
 class OverlongBuffer(Section):
@@ -16,13 +16,12 @@ class OverlongBuffer(Section):
         "len tokens, in proportion to the excess. The penalty for a response of the maximum length "
         "is penalty_factor.",
     )
-    len: int = Field(
+    len: NonNegativeInt = Field(
         0,
-        ge=0,
         description="Number of tokens over which the penalty grows; it must be at least 1 if "
         "enable is true.",
     )
-    penalty_factor: float = Field(1.0, ge=0, description="The maximum penalty.")
+    penalty_factor: NonNegativeFloat = Field(1.0, description="The maximum penalty.")
 
 
 class RewardKwargs(Section):
@@ -40,17 +39,13 @@ class Reward(Section):
         "its process. fail: end the step with an error that names the sample; mask: exclude the "
         "sample from its group's mean and from the loss, and count it (reward/masked).",
     )
-    timeout_s: float | None = Field(
+    timeout_s: Annotated[PositiveFloat | None, FOR_WORKERS] = Field(
         60.0,
-        gt=0,
-        json_schema_extra=FOR_WORKERS,
         description="Time limit for one call of the reward function, in seconds. A process that "
         "exceeds the limit is terminated. null: no limit.",
     )
-    num_workers: int = Field(
+    num_workers: Annotated[Count, FOR_WORKERS] = Field(
         8,
-        ge=1,
-        json_schema_extra=FOR_WORKERS,
         description="Number of processes that run the reward function in each rollout worker; "
         "each process scores one sample at a time. The processes start when they are needed. "
         "Increase this number for functions that wait for a server.",

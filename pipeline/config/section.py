@@ -2,19 +2,32 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from enum import Enum
+from typing import Annotated, Any
 
+from annotated_types import Ge, Gt, Le
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler
-from pydantic.config import JsonDict
 from pydantic_core import CoreSchema, core_schema
 
 from pipeline.rl.custom import custom_function
 from pipeline.store import place_text
 
-OPERATIONAL: JsonDict = {"operational": True}
-FOR_WORKERS: JsonDict = {"operational": True, "for_workers": True}
-"""The marker of an operational setting that workers read from attempts/NNN.json."""
-INPUT: JsonDict = {"input": True}
+
+class Mark(Enum):
+    """The part of a setting in a run's identity, unless the setting itself is part of it."""
+
+    OPERATIONAL = "may change when a run is attached again"
+    FOR_WORKERS = "operational, and workers read it from attempts/NNN.json"
+    INPUT = "names an input, whose content is part of the identity in place of its path"
+
+
+OPERATIONAL, FOR_WORKERS, INPUT = Mark
+
+
+Count = Annotated[int, Ge(1)]
+"""The type of settings that count or number something, from 1."""
+Share = Annotated[float, Gt(0), Le(1)]
+"""The type of settings that are a part of a whole; 1 is the whole."""
 
 
 class Section(BaseModel):

@@ -4,9 +4,9 @@ import hashlib
 import re
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, NonNegativeInt
 
-from pipeline.config.section import FOR_WORKERS, OPERATIONAL, PLACE, Section
+from pipeline.config.section import FOR_WORKERS, OPERATIONAL, PLACE, Count, Section
 
 _LONGEST = 40
 """Maximum length of a folder's name, in characters.
@@ -32,70 +32,59 @@ class Trainer(Section):
         "hyphens, it is also the name of the run's folder. Any other name is shortened for the "
         "folder and gets a digest as its suffix.",
     )
-    total_training_steps: int = Field(
+    total_training_steps: Annotated[Count, FOR_WORKERS] = Field(
         10,
-        ge=1,
-        json_schema_extra=FOR_WORKERS,
         description="Number of steps in the run; if only total_epochs is set, this number "
         "is computed from it.",
     )
-    total_epochs: int | None = Field(
+    total_epochs: Annotated[Count | None, OPERATIONAL] = Field(
         None,
-        ge=1,
-        json_schema_extra=OPERATIONAL,
         description="Number of passes over the training prompts. As in verl, only full batches "
         "count: total_training_steps = floor(prompts / data.train_batch_size) * total_epochs.",
     )
-    nnodes: int = Field(1, ge=1, description="Number of training nodes.")
-    n_gpus_per_node: int = Field(1, ge=1, description="Training ranks per node (also on CPU).")
-    device: Literal["auto", "cuda", "cpu"] = Field(
+    nnodes: Count = Field(1, description="Number of training nodes.")
+    n_gpus_per_node: Count = Field(1, description="Training ranks per node (also on CPU).")
+    device: Annotated[Literal["auto", "cuda", "cpu"], FOR_WORKERS] = Field(
         "auto",
-        json_schema_extra=FOR_WORKERS,
         description="Device of training ranks and engines. auto: the GPUs if there are any, "
         "otherwise the CPU. If there are GPUs that cannot be used, the run ends with an error.",
     )
-    save_freq: int = Field(
-        10, ge=1, json_schema_extra=FOR_WORKERS, description="Number of steps between checkpoints."
+    save_freq: Annotated[Count, FOR_WORKERS] = Field(
+        10, description="Number of steps between checkpoints."
     )
-    test_freq: int = Field(
+    test_freq: Annotated[int, OPERATIONAL] = Field(
         -1,
         ge=-1,
-        json_schema_extra=OPERATIONAL,
         description="Number of steps between validations; -1 or 0: validate only before and after "
         "the run.",
     )
-    val_before_train: bool = Field(
-        True, json_schema_extra=OPERATIONAL, description="Validate policy 0 before training begins."
+    val_before_train: Annotated[bool, OPERATIONAL] = Field(
+        True, description="Validate policy 0 before training begins."
     )
-    project_name: str = Field(
+    project_name: Annotated[str, OPERATIONAL] = Field(
         "retrace",
         min_length=1,
         max_length=200,
-        json_schema_extra=OPERATIONAL,
         description="Project under which trackers show the run (MLflow calls it an experiment).",
     )
-    logger: list[LoggerName] = Field(
+    logger: Annotated[list[LoggerName], OPERATIONAL] = Field(
         ["console"],
-        json_schema_extra=OPERATIONAL,
         description="Where metrics are written: the screen (console), files under "
         "default_local_dir (file: JSON lines; tensorboard) or trackers (docs/metrics.md). A "
         "tracker's failure does not end the run.",
     )
-    default_local_dir: Annotated[str, PLACE] = Field(
+    default_local_dir: Annotated[str, PLACE, OPERATIONAL] = Field(
         "outputs",
-        json_schema_extra=OPERATIONAL,
         description="Folder for logs and TensorBoard files. A run's files are in the subfolder "
         "named after its experiment_name.",
     )
-    critic_warmup: int = Field(
+    critic_warmup: NonNegativeInt = Field(
         0,
-        ge=0,
         description="PPO: number of steps at the start of the run that train only the critic. "
         "In verl, which counts steps from 1, this phase is one step shorter.",
     )
-    seed: int = Field(
+    seed: NonNegativeInt = Field(
         1,
-        ge=0,
         description="Seed for sampling, for the random assignment of samples to mini-batches and "
         "ranks, and for the critic's value head.",
     )

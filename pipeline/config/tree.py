@@ -8,7 +8,7 @@ the path is not.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, NonNegativeFloat, NonNegativeInt
 
 from pipeline.config.actor import Actor
 from pipeline.config.algorithm import Algorithm
@@ -16,7 +16,7 @@ from pipeline.config.critic import Critic
 from pipeline.config.launch import Launch
 from pipeline.config.ref import LogProbCut, Ref
 from pipeline.config.reward import Reward
-from pipeline.config.section import FOR_WORKERS, INPUT, OPERATIONAL, PLACE, Section
+from pipeline.config.section import FOR_WORKERS, INPUT, OPERATIONAL, PLACE, Count, Section, Share
 from pipeline.config.trainer import Trainer
 from pipeline.store.schemes import CREDENTIALS, DEFAULT_STORE, REMOTE_URI, STORE_SHAPES
 
@@ -24,16 +24,14 @@ from pipeline.store.schemes import CREDENTIALS, DEFAULT_STORE, REMOTE_URI, STORE
 class Data(Section):
     """The prompts, as Parquet files in verl's layout."""
 
-    train_files: Annotated[str | list[str] | None, PLACE] = Field(
+    train_files: Annotated[str | list[str] | None, PLACE, INPUT] = Field(
         None,
-        json_schema_extra=INPUT,
         description=f"Parquet file or files with the training prompts, as paths or {REMOTE_URI}s. "
         "Columns: prompt (chat messages), data_source, reward_model.ground_truth and, optionally, "
         "extra_info.",
     )
-    val_files: Annotated[str | list[str] | None, PLACE] = Field(
+    val_files: Annotated[str | list[str] | None, PLACE, INPUT] = Field(
         None,
-        json_schema_extra=INPUT,
         description="Parquet file or files with the validation prompts, in the same layout; null: "
         "no validation.",
     )
@@ -41,18 +39,15 @@ class Data(Section):
     reward_fn_key: str = Field(
         "data_source", description="Column that contains the name of the data source."
     )
-    train_batch_size: int = Field(32, ge=1, description="Prompts per step.")
-    gen_batch_size: int | None = Field(
+    train_batch_size: Count = Field(32, description="Prompts per step.")
+    gen_batch_size: Count | None = Field(
         None,
-        ge=1,
         description="With algorithm.filter_groups.enable: number of prompts in each batch "
         "(sub-plan) that a step samples; null: train_batch_size. Without "
         "algorithm.filter_groups.enable, only null and the value of train_batch_size are accepted.",
     )
-    max_prompt_length: int = Field(512, ge=1, description="Maximum length of a prompt, in tokens.")
-    max_response_length: int = Field(
-        512, ge=1, description="Maximum length of a response, in tokens."
-    )
+    max_prompt_length: Count = Field(512, description="Maximum length of a prompt, in tokens.")
+    max_response_length: Count = Field(512, description="Maximum length of a response, in tokens.")
     filter_overlong_prompts: bool = Field(
         False,
         description="true: drop prompts that are longer than max_prompt_length, and report how "
@@ -70,14 +65,13 @@ class Data(Section):
         "false}. They apply to training and validation prompts.",
     )
     shuffle: bool = Field(True, description="Shuffle the prompts in each epoch.")
-    seed: int = Field(1, ge=0, description="Seed for the order of the prompts.")
+    seed: NonNegativeInt = Field(1, description="Seed for the order of the prompts.")
 
 
 class Model(Section):
     """The policy's model."""
 
-    path: Annotated[str, PLACE] = Field(
-        json_schema_extra=INPUT,
+    path: Annotated[str, PLACE, INPUT] = Field(
         description=f"Folder (a path or {REMOTE_URI}) with a Hugging Face config, safetensors "
         "files and a tokenizer.json, or the model's id on the Hugging Face Hub.",
     )
@@ -86,10 +80,10 @@ class Model(Section):
 class ValKwargs(Section):
     """Sampling for validation."""
 
-    temperature: float = Field(0.0, ge=0, description="Sampling temperature; 0: greedy.")
-    top_p: float = Field(1.0, gt=0, le=1, description="Nucleus sampling; 1: off.")
+    temperature: NonNegativeFloat = Field(0.0, description="Sampling temperature; 0: greedy.")
+    top_p: Share = Field(1.0, description="Nucleus sampling; 1: off.")
     top_k: int = Field(-1, ge=-1, description="Top-k sampling; -1: off.")
-    n: int = Field(1, ge=1, description="Samples per prompt.")
+    n: Count = Field(1, description="Samples per prompt.")
 
 
 class EngineKwargs(Section):
@@ -107,17 +101,15 @@ class Rollout(LogProbCut):
     """The rollout engine, and the trainer's log-probs of the sampled responses."""
 
     name: Literal["vllm"] = Field("vllm", description="The inference engine.")
-    n: int = Field(8, ge=1, description="Samples per prompt (the size of a group).")
+    n: Count = Field(8, description="Samples per prompt (the size of a group).")
     temperature: float = Field(
         1.0,
         ge=0.01,
         description="Sampling temperature. The minimum is vLLM's, which would sample at 0.01 where "
         "the trainer divides by less.",
     )
-    top_p: float = Field(
+    top_p: Share = Field(
         1.0,
-        gt=0,
-        le=1,
         description="Nucleus sampling; only 1 (off), because the trainer's log-probs refer to the "
         "entire vocabulary.",
     )
@@ -128,39 +120,28 @@ class Rollout(LogProbCut):
     dtype: Literal["bfloat16", "float32"] = Field(
         "bfloat16", description="Data type of the engine's weights."
     )
-    tensor_model_parallel_size: int = Field(
-        1, ge=1, description="Tensor-parallel size (TP) of each engine."
+    tensor_model_parallel_size: Count = Field(
+        1, description="Tensor-parallel size (TP) of each engine."
     )
-    gpu_memory_utilization: float = Field(
-        0.8,
-        gt=0,
-        le=1,
-        json_schema_extra=FOR_WORKERS,
-        description="Share of the GPU's memory that the engine may use.",
+    gpu_memory_utilization: Annotated[Share, FOR_WORKERS] = Field(
+        0.8, description="Share of the GPU's memory that the engine may use."
     )
-    cpu_kv_cache_gib: int = Field(
-        1,
-        ge=1,
-        json_schema_extra=FOR_WORKERS,
-        description="Size of the KV cache in GiB, if vLLM's CPU build is used.",
+    cpu_kv_cache_gib: Annotated[Count, FOR_WORKERS] = Field(
+        1, description="Size of the KV cache in GiB, if vLLM's CPU build is used."
     )
-    trace_buffer_mib: int = Field(
+    trace_buffer_mib: Annotated[int, FOR_WORKERS] = Field(
         512,
         ge=16,
-        json_schema_extra=FOR_WORKERS,
         description="Memory limit, in MiB, for a worker's finished but unwritten samples. "
         "Generation pauses while this buffer is full.",
     )
-    trace_compression: Literal["zstd", "lz4", "none"] = Field(
+    trace_compression: Annotated[Literal["zstd", "lz4", "none"], FOR_WORKERS] = Field(
         "zstd",
-        json_schema_extra=FOR_WORKERS,
         description="Compression of the routes files. zstd produces the smallest files. lz4 and "
         "none take less processor time; choose one of them if size is unimportant, for example on "
         "a local disk.",
     )
-    max_num_seqs: int = Field(
-        256, ge=1, description="Maximum number of sequences per engine batch."
-    )
+    max_num_seqs: Count = Field(256, description="Maximum number of sequences per engine batch.")
     max_num_batched_tokens: int = Field(
         8192, ge=32, description="Maximum number of tokens per engine batch."
     )
@@ -185,8 +166,7 @@ class ActorRolloutRef(Section):
 class CustomRewardFunction(Section):
     """The user's reward function."""
 
-    path: Annotated[str, PLACE] = Field(
-        json_schema_extra=INPUT,
+    path: Annotated[str, PLACE, INPUT] = Field(
         description=f"Python file (path or {REMOTE_URI}) that defines verl's "
         "compute_score(data_source, solution_str, ground_truth, extra_info). The modules that it "
         "imports from its folder are staged with it.",
@@ -208,17 +188,14 @@ Smaller policies are quick to write whole.
 class PolicyDeltas(Section):
     """Storage of policy versions as differences from the previous version."""
 
-    enable: bool | None = Field(
+    enable: Annotated[bool | None, FOR_WORKERS] = Field(
         None,
-        json_schema_extra=FOR_WORKERS,
         description="Store policies as exact differences; null: do this only if the weights take 1 "
         "GiB or more. With differences, each training rank keeps its share of the weights in a "
         "file under TMPDIR.",
     )
-    every: int = Field(
+    every: Annotated[Count, FOR_WORKERS] = Field(
         16,
-        ge=1,
-        json_schema_extra=FOR_WORKERS,
         description="Store every n-th version whole, where n is this value; 1 has the same effect "
         "as enable=false. The first version that a trainer writes after it starts is also stored "
         "whole. A version is also stored whole if its difference is at least half as large as its "
@@ -241,41 +218,34 @@ class StoreSettings(Section):
         DEFAULT_STORE,
         description=f"Folder, {STORE_SHAPES} of the object store. {CREDENTIALS}",
     )
-    endpoint: str | None = Field(
+    endpoint: Annotated[str | None, OPERATIONAL] = Field(
         None,
-        json_schema_extra=OPERATIONAL,
         description="URL of an S3 server other than AWS; null: AWS_ENDPOINT_URL_S3, otherwise the "
         "profile's endpoint, otherwise AWS.",
     )
-    region: str | None = Field(
+    region: Annotated[str | None, OPERATIONAL] = Field(
         None,
-        json_schema_extra=OPERATIONAL,
         description="Region of the bucket; null: AWS_REGION, otherwise the profile's region, "
         "otherwise us-east-1.",
     )
-    path_style: bool | None = Field(
+    path_style: Annotated[bool | None, OPERATIONAL] = Field(
         None,
-        json_schema_extra=OPERATIONAL,
         description="true: the bucket is part of the URL's path; false: it is part of the host "
         "name; null: true with a custom endpoint, false on AWS.",
     )
-    ca_bundle: Annotated[str | None, PLACE] = Field(
+    ca_bundle: Annotated[str | None, PLACE, OPERATIONAL] = Field(
         None,
-        json_schema_extra=OPERATIONAL,
         description="File with the certificates that are used to verify the endpoint; null: "
         "AWS_CA_BUNDLE, otherwise the public certificate authorities.",
     )
-    policy_cache: str = Field(
+    policy_cache: Annotated[str, FOR_WORKERS] = Field(
         "disk",
         pattern=r"^(disk|memory|/.*)$",
-        json_schema_extra=FOR_WORKERS,
         description="Where rollout workers keep a policy, with one copy per machine: disk (under "
         "TMPDIR), memory (/dev/shm), or the path of a local folder.",
     )
-    policy_buffer_mib: int = Field(
+    policy_buffer_mib: Annotated[Count, FOR_WORKERS] = Field(
         2048,
-        ge=1,
-        json_schema_extra=FOR_WORKERS,
         description="Limit on the host memory, in MiB, for a new policy's weights that a training "
         "rank has copied but not yet written. A tensor larger than this limit is copied on its "
         "own. Training waits while this buffer is full.",

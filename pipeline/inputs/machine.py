@@ -9,12 +9,8 @@ from typing import Any
 
 from rich.filesize import decimal
 
-from pipeline.config.rules.cuda import (
-    cpu_engine_problems,
-    cuda_notes,
-    cuda_problems,
-    needed_modules,
-)
+from pipeline.config.rules.check import cpu_problems
+from pipeline.config.rules.cuda import cuda_notes, needed_modules
 from pipeline.config.rules.overrides import Overrides, set_overrides
 from pipeline.config.tree import RunConfig
 from pipeline.device import Device, ask, choose_device, too_few_gpus
@@ -22,7 +18,6 @@ from pipeline.errors import InputError
 from pipeline.hardware import core_count, gpu_pool, memory_size
 from pipeline.inputs.writes import Writes
 from pipeline.loopback import is_loopback
-from pipeline.model.families import moe_geometry
 from pipeline.run.attempts import attempt_of
 
 _MOST_PER_CORE = 4
@@ -149,9 +144,7 @@ def machine_problems(
     most = _MOST_PER_CORE * machine.cores
     problems: list[str] = []
     if config.trainer.device == "auto":  # the settings' own rules check other values
-        problems += cuda_problems(config.actor_rollout_ref.actor)
-        geometry = None if hf_config is None else moe_geometry(hf_config)
-        problems += cpu_engine_problems(config, hf_config, geometry)
+        problems += cpu_problems(config, hf_config)
     for key, count, what in (
         ("trainer.n_gpus_per_node", attempt.training_ranks, "training ranks"),
         ("launch.rollout_workers", attempt.rollout_workers, "rollout workers"),

@@ -277,6 +277,14 @@ def moe_geometry(hf_config: Config) -> Geometry | None:
     return Geometry(experts, _need(hf_config, "num_experts_per_tok"), layers)
 
 
+def expert_width(hf_config: Config) -> str:
+    """Return the field of config.json that contains the width of an expert.
+
+    Mixtral's config has it under the name that other families use for dense layers.
+    """
+    return "moe_intermediate_size" if "moe_intermediate_size" in hf_config else "intermediate_size"
+
+
 def _experts(hf_config: Config) -> int:
     there = [name for name in EXPERT_FIELDS if hf_config.get(name) is not None]
     return _number(hf_config, there[0] if there else "num_local_experts")

@@ -106,7 +106,7 @@ def start(megatron: Megatron, limits: Limits | None = None) -> RankPosition:
         # All ranks have joined. From here on, only collectives in passes use this group.
         distributed_c10d._set_pg_timeout(timedelta(seconds=limits.pass_s))
     world = torch.distributed.get_world_size()
-    if problems := size_problems(megatron, world, f"training ranks: found {world}"):
+    if problems := list(size_problems(megatron, world, f"training ranks: found {world}")):
         raise InputError(problems)
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=megatron.tensor_model_parallel_size,

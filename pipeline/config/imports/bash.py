@@ -162,7 +162,6 @@ def _prologue(scratch: Path, script: Script, record: int, learned: _Learned) -> 
         "FOLDER": str(scratch),
         "WAITS": str(_WAITS),
         "PROBES": f"' {' '.join(_probes(script.text))} '",
-        "LOOPS": f"' {' '.join(_loops(script.text))} '",
         "READ": " ".join(sorted(read_names(script.text))),
         "SCRIPT": shlex.quote(str(script.path)),
         "PATH": shlex.quote(script.environment.get("PATH", "")),
@@ -281,15 +280,6 @@ def _probes(text: str) -> list[str]:
         str(number)
         for number, line in enumerate(text.splitlines(), start=1)
         if ("$(" in line or "`" in line) and ("&&" in line or "||" in line)
-    ]
-
-
-def _loops(text: str) -> list[str]:
-    """Return the numbers of the lines with the condition of a loop."""
-    return [
-        str(number)
-        for number, line in enumerate(text.splitlines(), start=1)
-        if line.split()[:1] in (["while"], ["until"])
     ]
 
 

@@ -137,7 +137,7 @@ def _placed(settings: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 def _place(key: str, value: Any, folder: Path) -> Any:
     setting = all_keys().get(our_spelling(key))
-    if setting is None or not setting.names_place:
+    if setting is None or not setting.is_place:
         return value
     if isinstance(value, list):
         return [_place(key, item, folder) for item in value]

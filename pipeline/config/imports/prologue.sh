@@ -27,8 +27,7 @@ _retrace_record() {
 }
 
 # Take the place of a program. Where the program's output would show, print a text that names it.
-# After many executions of a line, which then waits for a program, the program succeeds, and prints
-# a large number if a loop compares its output.
+# After many executions of a line, which then waits for a program, the program succeeds.
 _retrace_program() {
   local line=$1 text= waits=127
   shift
@@ -36,10 +35,7 @@ _retrace_program() {
     IFS= read -r -d '' text
   fi
   _retrace_record "$line" "$@" ${text:+"$text"}
-  if (( ${_retrace_times[line]-0} > @WAITS@ )); then
-    [[ @LOOPS@ != *" $line "* ]] || { printf 999999; return 0; }
-    waits=0
-  fi
+  (( ${_retrace_times[line]-0} <= @WAITS@ )) || waits=0
   [[ @PROBES@ == *" $line "* ]] || printf '@not-known:%s:%s@' "$line" "$1"
   return "$waits"
 }

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 from pipeline.config.imports.bash import BashOutput, Command, Script, read_names, run_script
@@ -27,37 +28,22 @@ _PLACES = re.compile(r"(?<![\w./-])(?:cd|pwd|pushd|realpath|git rev-parse)\b|\$\
 class TrainerCommand:
     """The command with which a script starts verl's trainer."""
 
+    line: str
+    """The line of the script, which may call the command in another script."""
     arguments: tuple[str, ...]
     """Settings as `key=value`, and options such as `--config-name=...`."""
-    notes: tuple[str, ...]
-    """Notes on the assumed working folder, and on each other program of the script."""
     folder: Path
     """The working folder of the trainer."""
     environment: Mapping[str, str]
     """The environment of the trainer."""
     launcher: tuple[str, ...]
     """The words of the command before the trainer, such as `env`, `A=1`, `python3` and `-m`."""
-    reads: frozenset[str]
-    """The variables that the script itself reads."""
-
-
-@dataclass(frozen=True)
-class _Found:
-    """A command that starts a trainer."""
-
-    line: str
-    """The line of the script, which may call the command in another script."""
-    command: Command
-    start: int
-    """The place of the trainer in the command's words."""
     missing: frozenset[str]
     """The variables without a value that the script or the scripts that it calls read."""
-    outer: tuple[str, ...] = ()
-    """The words of the commands that call the script with this command."""
-
-    @property
-    def arguments(self) -> tuple[str, ...]:
-        return self.command.words[self.start + 1 :]
+    reads: frozenset[str] = frozenset()
+    """The variables that the script itself reads."""
+    notes: tuple[str, ...] = ()
+    """Notes on the assumed working folder, and on each other program of the script."""
 
 
 def read_script(path: Path, variables: Mapping[str, str]) -> TrainerCommand:
@@ -88,13 +74,11 @@ def read_script(path: Path, variables: Mapping[str, str]) -> TrainerCommand:
     ]
     if _PLACES.search(script.text):
         notes.insert(0, f"the script was read as if `bash {path}` was run in {script.folder}")
-    return TrainerCommand(
-        _with_missing(script, trainer),
-        tuple(dict.fromkeys(notes)),
-        trainer.command.folder,
-        trainer.command.environment,
-        (*trainer.outer, *trainer.command.words[: trainer.start]),
-        read_names(script.text),
+    return replace(
+        trainer,
+        arguments=_with_missing(script, trainer),
+        reads=read_names(script.text),
+        notes=tuple(dict.fromkeys(notes)),
     )
 
 
@@ -132,7 +116,7 @@ def _text(path: Path) -> str:
         raise InputError([f"{path}: the script cannot be read: the file is not text"]) from error
 
 
-def _evaluated(script: Script, depth: int = 0) -> tuple[BashOutput, list[_Found]]:
+def _evaluated(script: Script, depth: int = 0) -> tuple[BashOutput, list[TrainerCommand]]:
     """Evaluate a script, and the scripts that it calls. Raises InputError for bash's errors."""
     result = run_script(script)
     lines = script.text.splitlines()
@@ -144,49 +128,47 @@ def _evaluated(script: Script, depth: int = 0) -> tuple[BashOutput, list[_Found]
     ]
     if problems:
         raise InputError(problems)
-    found: list[_Found] = []
-    for command in result.commands:
-        start = _start(command.words)
-        if start is not None:
-            found.append(_Found(command.line, command, start, command.missing))
-        elif depth < _DEEPEST:
-            for place, called in _called(script.path, command):
-                found += [
-                    _Found(
-                        command.line,
-                        inner.command,
-                        inner.start,
-                        inner.missing | command.missing,
-                        (*command.words[:place], *inner.outer),
-                    )
-                    for inner in _evaluated(called, depth + 1)[1]
-                ]
+    found = [one for command in result.commands for one in _trainers(script.path, command, depth)]
     return result, found
 
 
-def _start(words: Sequence[str]) -> int | None:
-    """Return the place of the trainer in the words of a command."""
+def _trainers(path: Path, command: Command, depth: int) -> Iterator[TrainerCommand]:
+    """Yield the trainers that a command of a script starts, itself or through other scripts."""
+    words, missing = command.words, command.missing
     for place, word in enumerate(words):
         if word in _MODULES or word.endswith(_FILES):
-            return place
-    return None
+            yield TrainerCommand(
+                command.line,
+                words[place + 1 :],
+                command.folder,
+                command.environment,
+                words[:place],
+                missing,
+            )
+            return
+    called = _called(path, command)
+    if called is None or depth == _DEEPEST:
+        return
+    place, script = called
+    for one in _evaluated(script, depth + 1)[1]:
+        launcher = (*words[:place], *one.launcher)
+        yield replace(one, line=command.line, launcher=launcher, missing=one.missing | missing)
 
 
-def _called(path: Path, command: Command) -> Iterator[tuple[int, Script]]:
-    """Yield the scripts that a command runs: those in quotes, and shell scripts that it names."""
+def _called(path: Path, command: Command) -> tuple[int, Script] | None:
+    """Return the script that a command runs, in quotes or by its name, and its place."""
     variables, folder = command.environment, command.folder
     for place, word in enumerate(command.words):
         if _QUOTED.search(word):
             # bash -c TEXT NAME ARGUMENT...
-            yield place, Script(path, word, variables, folder, command.words[place + 2 :])
-            return
+            return place, Script(path, word, variables, folder, command.words[place + 2 :])
         if word.endswith(".sh") and command.words[0] != "source" and (folder / word).is_file():
-            text = _text(folder / word)
-            yield place, Script(Path(word), text, variables, folder, command.words[place + 1 :])
-            return
+            text, arguments = _text(folder / word), command.words[place + 1 :]
+            return place, Script(Path(word), text, variables, folder, arguments)
+    return None
 
 
-def _with_missing(script: Script, trainer: _Found) -> tuple[str, ...]:
+def _with_missing(script: Script, trainer: TrainerCommand) -> tuple[str, ...]:
     """Return the trainer's arguments, with marks in place of variables that have no value.
 
     For each such variable, the script is evaluated again with a mark as its value. An argument that
@@ -250,13 +232,13 @@ def _none(path: Path, text: str, evaluation: BashOutput) -> str:
             "import-verl ...), or keep only that command in a copy of the script"
             + (f"; not run: {', '.join(programs)}" if programs else "")
         )
-    others = [c.words[i + 1] for c in evaluation.commands for i in _modules(c.words)]
-    started = ", ".join(dict.fromkeys(others)) if others else "no module"
-    return (
-        f"{path}: the script starts {started}, expected python3 -m {_MODULE}; other trainers "
-        "cannot be imported"
+    others = dict.fromkeys(
+        module
+        for command in evaluation.commands
+        for option, module in pairwise(command.words)
+        if option == "-m"
     )
-
-
-def _modules(words: Sequence[str]) -> list[int]:
-    return [i for i, word in enumerate(words[:-1]) if word == "-m"]
+    return (
+        f"{path}: the script starts {', '.join(others) or 'no module'}, expected python3 -m "
+        f"{_MODULE}; other trainers cannot be imported"
+    )

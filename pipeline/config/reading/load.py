@@ -103,15 +103,14 @@ def _load(settings: dict[str, Any], problems: list[str]) -> LoadedConfig:
     foreign = _take_out_foreign(settings)
     interpolated = _take_out_interpolated(settings, foreign, problems)
     _drop_what_is_none(settings)
-    notes += _notes_on(foreign, problems)
     try:
         config = RunConfig.model_validate(settings)
     except ValidationError as error:
         problems += problems_of(error, written, skip=interpolated)
         wrong, rest = _without_wrong(settings, error)
-        problems += _disagreements(rest, foreign) if rest else []
+        _judge(foreign, rest, problems)
         raise SettingsError(problems, wrong | interpolated, rest) from error
-    problems += _disagreements(config, foreign)
+    notes += _judge(foreign, config, problems)
     if problems:
         raise SettingsError(problems, frozenset(interpolated), config)
     return LoadedConfig(config, tuple(notes))
@@ -153,24 +152,17 @@ def _take_out_interpolated(
     return set(ours)
 
 
-def _notes_on(foreign: list[tuple[str, Any, Foreign]], problems: list[str]) -> list[str]:
+def _judge(
+    foreign: list[tuple[str, Any, Foreign]], config: RunConfig | None, problems: list[str]
+) -> list[str]:
     """Return one note per reason for ignoring verl's keys; add the refused keys to `problems`."""
     ignored: dict[str, list[str]] = {}
     for key, value, entry in foreign:
-        if entry.accepts(value):
+        if entry.accepts(key, value, config):
             ignored.setdefault(entry.note, []).append(key)
         else:
             problems.append(f"{key}: found {value!r}; {entry.refusal}")
     return [f"{_shorten(names)}: {note}" for note, names in ignored.items()]
-
-
-def _disagreements(config: RunConfig, foreign: list[tuple[str, Any, Foreign]]) -> list[str]:
-    """Return a problem for each of verl's keys whose value contradicts our settings."""
-    return [
-        f"{key}: found {value!r}; {entry.refusal}"
-        for key, value, entry in foreign
-        if not entry.accepts_with(config, key, value)
-    ]
 
 
 def _without_wrong(

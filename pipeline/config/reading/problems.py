@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails, PydanticUndefined
 
-from pipeline.config.keys import Key, all_keys, literals, named_in
+from pipeline.config.keys import Key, all_keys
 from pipeline.config.reading.hints import EMPTY_HINTS, HINTS, NEAREST, REFUSED_VALUES
 from pipeline.errors import shown
 
@@ -97,7 +97,7 @@ def _sentences(details: ErrorDetails) -> list[tuple[str, str]]:
         ]
     finite = ", not infinity or NaN" if details["type"] == "finite_number" else ""
     expected = key.expected_item if place else key.expected
-    if details["type"] == "value_error" and key.names_place:
+    if details["type"] == "value_error" and key.is_place:
         return [(key.name, f"{details['ctx']['error']}; {_fix(key, details['input'])}")]
     text = f"found {_found(details['input'])}, expected {expected}{finite}"
     fix = _fix(key, details["input"])
@@ -180,7 +180,7 @@ def _fix_of_group(group: Key, value: Any) -> str:
     """Return the fix for a value where a group belongs: the setting in the group that it fits."""
     below = [key for name, key in all_keys().items() if name.rpartition(".")[0] == group.name]
     for key in below:
-        if value in _allowed(key) or (value is True and key.name.endswith(".enable")):
+        if value in key.choices or (value is True and key.name.endswith(".enable")):
             return f"write {key.name}={value}"
     example = next((key for key in below if key.field.is_required()), below[0])
     return f"write its settings below it, such as {example.name}=..."
@@ -193,18 +193,12 @@ def _fix_of_text(key: Key, value: str) -> str | None:
         return "write null"
     if fix := REFUSED_VALUES.get(key.name, {}).get(lower):
         return fix
-    if named_in(key.field) and value.endswith(".py"):
+    if key.table and value.endswith(".py"):
         return f"add the name of its function: {value}:my_function"
     meant = NEAREST.get(key.name, {}).get(lower)
     if meant is None:
-        options = {option.lower(): option for option in _allowed(key)}
+        options = {option.lower(): option for option in key.choices}
         likeness = 0.75 if key.name in HINTS else 0.5
         close = difflib.get_close_matches(lower, options, 1, likeness)
         meant = options[close[0]] if close else None
     return None if meant is None else f"did you mean {meant}?"
-
-
-def _allowed(key: Key) -> list[str]:
-    """Return the texts that a setting with a fixed choice accepts; none for other settings."""
-    table = named_in(key.field)
-    return list(table.table) if table else literals(key.field.annotation)

@@ -34,23 +34,20 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, regexp) for tag, regexp in resolvers if tag != "tag:yaml.org,2002:timestamp"]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
 # YAML 1.1 ignores underscores, so it would read 0.5_2, the bounds 0.5 and 2, as 0.52. Here, numbers
 # may contain underscores only as thousands separators; any other value with an underscore is text.
 _THOUSANDS = r"(?!.*_(?!\d{3}(?:\D|$)))(?!.*\.\d*_)"
 # YAML 1.1 would read 010 as 8, and 12:30 as 750. YAML 1.2 and Hydra do not, so both are text here.
-_PLAIN = r"(?![-+]?0[0-7_]+$)(?!.*:)"
+_NUMBER = rf"(?![-+]?0[0-7_]+$)(?!.*:){_THOUSANDS}"
 _Loader.yaml_implicit_resolvers = {
     first: [
-        (tag, re.compile(_PLAIN + _THOUSANDS + f"(?:{regexp.pattern})", regexp.flags))
-        if tag in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+        (tag, re.compile(f"{_NUMBER}(?:{regexp.pattern})", regexp.flags))
+        if tag.endswith((":int", ":float"))
         else (tag, regexp)
         for tag, regexp in resolvers
+        if not tag.endswith(":timestamp")
     ]
-    for first, resolvers in _Loader.yaml_implicit_resolvers.items()
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 # PyYAML implements YAML 1.1, where a float in exponent notation requires a dot and a signed
 # exponent. Without this resolver, 1e-6 and 1.0e6 would be text.
@@ -94,8 +91,6 @@ def _keep_text(node: yaml.Node, key: str) -> None:
             item.tag = "tag:yaml.org,2002:str"
 
 
-_MOST_DEPTH = 64
-"""Maximum nesting depth of settings given as Python values, which may contain themselves."""
 _TYPES = {list: "a list", str: "text", int: "a number", float: "a number"}
 
 
@@ -188,17 +183,14 @@ def _verl_option(text: str) -> str:
     )
 
 
-def read_mapping(settings: Mapping[Any, Any], depth: int = _MOST_DEPTH) -> dict[str, Any]:
+def read_mapping(settings: Mapping[Any, Any]) -> dict[str, Any]:
     """Copy settings given as Python values; convert them to the types that a YAML file yields.
 
-    Raises InputError for a key that is not text, and for mappings and lists that are nested more
-    than `depth` deep.
+    Raises InputError for a key that is not text, and for mappings and lists that are nested too
+    deep.
     """
-    if strange := [key for key in settings if not isinstance(key, str)]:
-        raise InputError(
-            [f"settings: found the key {strange[0]!r}, expected the name of a setting"]
-        )
-    return {key: _plain(value, depth - 1) for key, value in settings.items()}
+    read: dict[str, Any] = _plain(settings)
+    return read
 
 
 def read_pair(key: str, value: Any) -> tuple[list[str], Any]:
@@ -211,19 +203,21 @@ def read_pair(key: str, value: Any) -> tuple[list[str], Any]:
     return parts, _plain(value)
 
 
-def _plain(value: Any, depth: int = _MOST_DEPTH) -> Any:
-    if isinstance(value, Mapping | list | tuple) and depth == 0:
-        raise InputError(
-            [
-                f"settings: nested more than {_MOST_DEPTH} deep, or part of itself; write each "
-                "value out"
-            ]
-        )
-    if isinstance(value, Mapping):
-        return read_mapping(value, depth)
-    if isinstance(value, list | tuple):
+def _plain(value: Any, depth: int = 64) -> Any:
+    if isinstance(value, Path):
+        return str(value)
+    if not isinstance(value, Mapping | list | tuple):
+        return value
+    if depth == 0:
+        fix = "write each value out"
+        raise InputError([f"settings: nested more than 64 deep, or part of itself; {fix}"])
+    if not isinstance(value, Mapping):
         return [_plain(item, depth - 1) for item in value]
-    return str(value) if isinstance(value, Path) else value
+    if strange := [key for key in value if not isinstance(key, str)]:
+        raise InputError(
+            [f"settings: found the key {strange[0]!r}, expected the name of a setting"]
+        )
+    return {key: _plain(item, depth - 1) for key, item in value.items()}
 
 
 def read_override(text: str) -> tuple[list[str], Any]:

@@ -62,6 +62,18 @@ _TRAINED: tuple[_Row, ...] = (
     ("use_dist_checkpointing", "training starts from the Hugging Face weights of model.path",
      False),
 )  # fmt: skip
+_OF_MODELS: tuple[_Row, ...] = (
+    ("external_lib", "no other module is imported"),
+    ("override_config.moe_config.freeze_moe_router", "the router is always trained", False),
+    ("override_config override_config.*", _DRIFT),
+    ("lora_rank lora.rank", _LORA, 0),
+    ("mtp.enable", _MTP, False),
+)
+_MANAGER: tuple[_Row, ...] = (
+    ("source", _REWARDS, "register"),
+    ("name", _SAMPLEWISE, *_MANAGERS),
+    ("module.path", _REWARDS),
+)
 
 REFUSED: dict[str, tuple[_Row, ...]] = {
     "": (
@@ -102,28 +114,16 @@ REFUSED: dict[str, tuple[_Row, ...]] = {
         ("enable", _REWARDS, False),
         ("reward_manager", _SAMPLEWISE, *_MANAGERS),
     ),
-    "reward_manager": (
-        ("source", _REWARDS, "register"),
-        ("name", _SAMPLEWISE, *_MANAGERS),
-        ("module.path", _REWARDS),
-    ),
-    "reward": (
-        ("reward_model.enable", _REWARDS, False),
-        ("reward_manager.source", _REWARDS, "register"),
-        ("reward_manager.name", _SAMPLEWISE, *_MANAGERS),
-        ("reward_manager.module.path", _REWARDS),
-    ),
+    "reward_manager": _MANAGER,
+    "reward.reward_model": (("enable", _REWARDS, False),),
+    "reward.reward_manager": _MANAGER,
     _MODEL: (
         ("hf_config_path tokenizer_path", "config and tokenizer come from the model's folder"),
         ("custom_chat_template", "the tokenizer's own chat template is used"),
-        ("external_lib", "no other module is imported"),
-        ("override_config.moe_config.freeze_moe_router", "the router is always trained", False),
         ("override_config.attention_dropout override_config.embd_pdrop "
          "override_config.resid_pdrop", "training uses no dropout", 0.0),
-        ("override_config override_config.*", _DRIFT),
-        ("lora_rank lora.rank", _LORA, 0),
         ("lora_adapter_path lora.adapter_path", _LORA),
-        ("mtp.enable", _MTP, False),
+        *_OF_MODELS,
     ),
     _ACTOR: (
         ("model_engine", _MCORE, "megatron"),
@@ -165,13 +165,7 @@ REFUSED: dict[str, tuple[_Row, ...]] = {
         ("forward_micro_batch_size", "use critic.forward_micro_batch_size_per_gpu"),
         ("load_weight", _HEAD, True),
     ),
-    "critic.model": (
-        ("external_lib", "no other module is imported"),
-        ("lora_rank lora.rank", _LORA, 0),
-        ("override_config.moe_config.freeze_moe_router", "the router is always trained", False),
-        ("override_config override_config.*", _DRIFT),
-        ("mtp.enable", _MTP, False),
-    ),
+    "critic.model": _OF_MODELS,
     "critic.optim": _OPTIMIZER,
     "critic.megatron": (
         ("override_ddp_config override_ddp_config.*", "the critic is laid out like the actor"),

@@ -83,25 +83,6 @@ def budget_problems(config: RunConfig) -> list[str]:
     return list(dict.fromkeys(text for one in limits for text in _problems(config, one)))
 
 
-def budget_notes(config: RunConfig) -> Iterator[str]:
-    """Yield a note on each token budget that is set for micro-batches split by sample count."""
-    limits = [budget(config, one) for one in passes_of(config)]
-    used = {one.tokens_key for one in limits if one.tokens is not None}
-    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
-    default = type(actor).model_fields["ppo_max_token_len_per_gpu"].default
-    written = {
-        f"{_ACTOR}.ppo_max_token_len_per_gpu": actor.ppo_max_token_len_per_gpu != default,
-        f"{_OWN['log_prob']}.log_prob_max_token_len_per_gpu": rollout.log_prob_max_token_len_per_gpu
-        is not None,
-    }
-    for key, is_written in written.items():
-        if is_written and key not in used:
-            yield (
-                f"{key}: this setting has no effect, because micro-batches are formed by number of "
-                f"samples; write {_ACTOR}.use_dynamic_bsz=true to form them by token count"
-            )
-
-
 def _problems(config: RunConfig, limits: Budget) -> Iterator[str]:
     if limits.tokens is None:
         return

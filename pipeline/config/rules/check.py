@@ -9,9 +9,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from pipeline.config.rules.algorithms.corrections import correction_notes, correction_problems
-from pipeline.config.rules.algorithms.critics import critic_notes, critic_problems
-from pipeline.config.rules.algorithms.estimators import estimator_notes, estimator_problems
-from pipeline.config.rules.budget import budget_notes, budget_problems
+from pipeline.config.rules.algorithms.critics import critic_notes, critic_problems, of_critic
+from pipeline.config.rules.algorithms.estimators import estimator_problems
+from pipeline.config.rules.budget import budget_problems
 from pipeline.config.rules.cuda import cpu_engine_problems, cuda_notes, cuda_problems
 from pipeline.config.rules.groups import group_problems, sampled_at_once
 from pipeline.config.rules.layout import layout_problems
@@ -26,10 +26,10 @@ from pipeline.config.rules.transformer_rules import (
     intended_fields,
     recompute_notes,
 )
+from pipeline.config.rules.unused import unused_notes
 from pipeline.config.tree import RunConfig
 from pipeline.errors import InputError
 from pipeline.model.families import FAMILIES, moe_geometry, rope_type, training_problems
-from pipeline.model.geometry import Geometry
 from pipeline.model.limits import MOST_SAMPLES, MOST_TOKENS
 from pipeline.store import is_remote, same_place
 from pipeline.store.schemes import REMOTE_SHAPES
@@ -53,47 +53,59 @@ def config_problems(
     Returns:
         One sentence per problem.
     """
-    megatron = config.actor_rollout_ref.actor.megatron
-    geometry: Geometry | None = None
-    problems: list[str] = []
+    unfit: list[str] = []
     if hf_config is not None:
-        known = hf_config.get("model_type") in FAMILIES
-        try:
-            # If the model cannot be trained, problems with its other fields do not matter.
-            geometry = moe_geometry(hf_config) if known else None
-        except InputError as error:
-            problems += error.problems
-            hf_config = None
-        else:
-            wrong = training_problems(hf_config)
-            problems += [f"actor_rollout_ref.model.path: config.json {text}" for text in wrong]
-            hf_config = hf_config if known else None
-    problems += _batch_problems(config)
-    problems += rate_problems(config.actor_rollout_ref.actor.optim)
-    problems += loss_problems(config.actor_rollout_ref.actor)
-    problems += correction_problems(config)
-    problems += critic_problems(config)
-    if on_cluster is not None:
-        problems += _cluster_problems(config)
-        problems += gpu_problems(config, on_cluster)
-    problems += _input_problems(config)
-    problems += estimator_problems(config)
-    problems += _store_problems(config)
-    problems += _recorded_set_problems(config)
-    problems += replay_problems(config, hf_config, geometry)
-    problems += sampling_problems(config)
-    problems += layout_problems(config, hf_config, geometry)
-    problems += refused_fields(TRANSFORMER, megatron.override_transformer_config)
-    problems += option_problems(config.actor_rollout_ref.actor)
-    if config.trainer.device == "cpu":
-        problems += cuda_problems(config.actor_rollout_ref.actor)
-        problems += cpu_engine_problems(config, hf_config, geometry)
-    problems += refused_fields(ENGINE, config.actor_rollout_ref.rollout.engine_kwargs.vllm)
-    fields = intended_fields(megatron, hf_config, geometry)
-    problems += field_problems(fields, config.actor_rollout_ref.actor.router_replay)
-    if hf_config is not None:
-        problems += _length_problems(config, hf_config)
-    return problems
+        unfit, hf_config = _of_model(hf_config)
+    policy, actor = config.actor_rollout_ref, config.actor_rollout_ref.actor
+    return [
+        *unfit,
+        *_batch_problems(config),
+        *rate_problems(actor.optim),
+        *loss_problems(actor),
+        *correction_problems(config),
+        *critic_problems(config),
+        *(() if on_cluster is None else _cluster_problems(config, on_cluster)),
+        *_input_problems(config),
+        *estimator_problems(config),
+        *_store_problems(config),
+        *_recorded_set_problems(config),
+        *replay_problems(config, hf_config),
+        *sampling_problems(config),
+        *layout_problems(config, hf_config),
+        *refused_fields(TRANSFORMER, actor.megatron.override_transformer_config),
+        *option_problems(actor),
+        *(cpu_problems(config, hf_config) if config.trainer.device == "cpu" else ()),
+        *refused_fields(ENGINE, policy.rollout.engine_kwargs.vllm),
+        *field_problems(intended_fields(actor.megatron, hf_config), actor.router_replay),
+        *(_length_problems(config, hf_config) if hf_config else ()),
+    ]
+
+
+def _of_model(hf_config: Mapping[str, Any]) -> tuple[list[str], Mapping[str, Any] | None]:
+    """Return problems with a model's config.json, and the config if the other rules can use it."""
+    known = hf_config.get("model_type") in FAMILIES
+    try:
+        if known:
+            moe_geometry(hf_config)
+    except InputError as error:  # problems with its other fields do not matter
+        return list(error.problems), None
+    texts = training_problems(hf_config)
+    return (
+        [f"actor_rollout_ref.model.path: config.json {text}" for text in texts],
+        hf_config if known else None,
+    )
+
+
+def cpu_problems(config: RunConfig, hf_config: Mapping[str, Any] | None) -> Iterator[str]:
+    """Yield problems with settings and models that a run on CPU cannot use.
+
+    Args:
+        config: The settings.
+        hf_config: The model's config.json; None skips the rules that need it.
+    """
+    yield from cuda_problems(config.actor_rollout_ref.actor)
+    yield from of_critic(config, cuda_problems)
+    yield from cpu_engine_problems(config, hf_config)
 
 
 def config_notes(config: RunConfig) -> list[str]:
@@ -105,12 +117,9 @@ def config_notes(config: RunConfig) -> list[str]:
         *rate_notes(config.actor_rollout_ref.actor.optim, config.trainer.total_training_steps),
         *loss_notes(config.actor_rollout_ref.actor),
         *recompute_notes(megatron),
-        *budget_notes(config),
         *critic_notes(config),
-        *_reference_notes(config),
-        *estimator_notes(config),
         *correction_notes(config),
-        *_store_notes(config),
+        *unused_notes(config),
         *(cuda_notes(megatron) if config.trainer.device == "cpu" else ()),
     ]
 
@@ -133,60 +142,30 @@ def _name_notes(config: RunConfig) -> list[str]:
     return [] if name == folder else [text]
 
 
-def _reference_notes(config: RunConfig) -> Iterator[str]:
-    """Yield notes on settings for a reference policy in runs without one."""
-    policy = config.actor_rollout_ref
-    if config.has_reference:
-        return
-    cut = type(policy.ref).model_fields.keys() - {"megatron"}
-    found = {f"ref.{name}": getattr(policy.ref, name) for name in sorted(cut)}
-    found["ref.megatron.param_offload"] = policy.ref.megatron.param_offload
-    if not config.has_critic:
-        found["actor.megatron.param_offload"] = policy.actor.megatron.param_offload
-    for name, value in found.items():
-        if value:
-            yield (
-                f"actor_rollout_ref.{name}: {value} has no effect, because without "
-                "actor_rollout_ref.actor.use_kl_loss or algorithm.use_kl_in_reward there is no "
-                "reference policy"
-            )
-
-
-def _store_notes(config: RunConfig) -> Iterator[str]:
-    deltas = config.store.policy_deltas
-    if deltas.enable is False and deltas.every != type(deltas)().every:
-        yield (
-            f"store.policy_deltas.every: {deltas.every} has no effect with "
-            "store.policy_deltas.enable=false"
-        )
-
-
-def _batch_problems(config: RunConfig) -> list[str]:
+def _batch_problems(config: RunConfig) -> Iterator[str]:
     actor, data = config.actor_rollout_ref.actor, config.data
-    problems = []
     if data.train_batch_size % actor.ppo_mini_batch_size:
-        problems.append(
+        yield (
             f"actor_rollout_ref.actor.ppo_mini_batch_size: found {actor.ppo_mini_batch_size}, "
             f"expected a divisor of data.train_batch_size={data.train_batch_size} (both count "
             f"prompts); write {_divisor_below(data.train_batch_size, actor.ppo_mini_batch_size)}"
         )
-    problems += budget_problems(config)
-    problems += _limit_problems(config)
-    problems += group_problems(config)
+    yield from budget_problems(config)
+    yield from _limit_problems(config)
+    yield from group_problems(config)
     shards = config.launch.rollout_shards
     name, size = sampled_at_once(config)
     if shards is not None and shards > size:
-        problems.append(
+        yield (
             f"launch.rollout_shards: found {shards}, expected at most {name}={size}; each shard "
             "needs at least one prompt"
         )
     workers = config.launch.rollout_workers or 1
     if shards is not None and shards < workers:
-        problems.append(
+        yield (
             f"launch.rollout_shards: found {shards}, expected at least "
             f"launch.rollout_workers={workers}; a worker without a shard would always be idle"
         )
-    return problems
 
 
 def _limit_problems(config: RunConfig) -> Iterator[str]:
@@ -205,42 +184,39 @@ def _limit_problems(config: RunConfig) -> Iterator[str]:
         )
 
 
-def _cluster_problems(config: RunConfig) -> list[str]:
+def _cluster_problems(config: RunConfig, installed: InstalledGpus) -> Iterator[str]:
     replay = config.actor_rollout_ref.actor.router_replay
     places = {
         "store.uri": config.store.uri,
         f"{_REPLAY}.record_file": replay.record_file,
         f"{_REPLAY}.replay_file": replay.replay_file,
     }
-    return [
-        f"{key}: found {place}, expected {REMOTE_SHAPES}, because pods share no folder"
-        for key, place in places.items()
-        if place is not None and not is_remote(place)
-    ]
+    for key, place in places.items():
+        if place is not None and not is_remote(place):
+            yield f"{key}: found {place}, expected {REMOTE_SHAPES}, because pods share no folder"
+    yield from gpu_problems(config, installed)
 
 
-def _input_problems(config: RunConfig) -> list[str]:
+def _input_problems(config: RunConfig) -> Iterator[str]:
     replay_file = config.actor_rollout_ref.actor.router_replay.replay_file
-    problems = []
     if not config.data.train_files:
-        problems.append(
+        yield (
             "data.train_files: found nothing, expected Parquet file(s) with prompts; "
             "add data.train_files=PATH"
         )
     overlong = config.reward.reward_kwargs.overlong_buffer_cfg
     longest = config.data.max_response_length
     if overlong.enable and not 1 <= overlong.len <= longest:
-        problems.append(
+        yield (
             f"reward.reward_kwargs.overlong_buffer_cfg.len: found {overlong.len}, expected 1 to "
             f"data.max_response_length={longest}; write the number of tokens over "
             "which the penalty grows"
         )
     if config.launch.rollout_workers == 0 and replay_file is None:
-        problems.append(
+        yield (
             "launch.rollout_workers: found 0, but without "
             f"{_REPLAY}.replay_file a step requires rollout workers; write 1 or more"
         )
-    return problems
 
 
 def _store_problems(config: RunConfig) -> list[str]:
@@ -262,42 +238,40 @@ def _store_problems(config: RunConfig) -> list[str]:
     ]
 
 
-def _recorded_set_problems(config: RunConfig) -> list[str]:
+def _recorded_set_problems(config: RunConfig) -> Iterator[str]:
     replay = config.actor_rollout_ref.actor.router_replay
-    problems = []
     for name, place in (("record_file", replay.record_file), ("replay_file", replay.replay_file)):
         if place is None:
             continue
         if replay.mode == "disabled":
-            problems.append(
+            yield (
                 f"{_REPLAY}.{name}: found {place}, but {_REPLAY}.mode is disabled; write mode=R2 "
                 f"or mode=R3, or leave {name} out"
             )
         if same_place(place, config.run_uri):
-            problems.append(
+            yield (
                 f"{_REPLAY}.{name}: found {place}, which is the run's own place "
                 "(store.uri/trainer.experiment_name); write a different place"
             )
     if replay.replay_file is None:
-        return problems
+        return
     if replay.record_file is not None and same_place(replay.record_file, replay.replay_file):
-        problems.append(
+        yield (
             f"{_REPLAY}.record_file: found {replay.record_file}, the same as replay_file; a "
             "recorded set cannot be overwritten while it is replayed; write a different place, or "
             "leave record_file out"
         )
     if config.launch.rollout_workers:
-        problems.append(
+        yield (
             f"launch.rollout_workers: found {config.launch.rollout_workers}, but with "
             f"{_REPLAY}.replay_file no rollout takes place; write 0, or leave one of the two out"
         )
     if config.data.val_files:
-        problems.append(
+        yield (
             f"data.val_files: found {config.data.val_files}, but with {_REPLAY}.replay_file no "
             "rollout worker is started for validation; write data.val_files=null, or leave "
             "replay_file out"
         )
-    return problems
 
 
 def positions_of(hf_config: Mapping[str, Any]) -> int | None:

@@ -9,7 +9,7 @@ from pipeline.config.rules.precision import precision_aware
 from pipeline.config.rules.rates import OPTIM
 from pipeline.config.tree import RunConfig
 from pipeline.errors import shown
-from pipeline.model.geometry import Geometry
+from pipeline.model.families import expert_width, moe_geometry
 
 _OF_OPTIMIZER = (
     "optimizer_cpu_offload pin_cpu_grads pin_cpu_params overlap_cpu_optimizer_d2h_h2d "
@@ -30,12 +30,20 @@ _OF_MODEL = (
 """Fields of TransformerConfig that the layers on CPU ignore, or with which these layers cannot be
 built."""
 REPLACED = {
+    # Grouped GEMM is a CUDA kernel.
     "moe_grouped_gemm": False,
+    # The all-to-all dispatcher passes its split sizes as tensors, which Gloo refuses.
     "moe_token_dispatcher_type": "allgather",
+    # Megatron refuses this field with the all-gather dispatcher. When the field is off, stages use
+    # the lengths that each schedule receives.
     "variable_seq_lengths": False,
+    # This field works only with the all-to-all dispatcher and CUDA streams.
     "moe_shared_expert_overlap": False,
     "moe_permute_fusion": False,
+    # This field selects Transformer Engine's kernels through environment variables. The variables
+    # would still be set for a second model of a different family in the same process.
     "attention_backend": "auto",
+    # Fusions and kernels from CUDA, Apex or Transformer Engine.
     "persist_layer_norm": False,
     "gradient_accumulation_fusion": False,
     "bias_activation_fusion": False,
@@ -106,9 +114,7 @@ def needed_modules(megatron: Megatron) -> Iterator[tuple[str, str, str]]:
             yield f"{OVERRIDE}.{name}={value}", module, package
 
 
-def cpu_engine_problems(
-    config: RunConfig, hf_config: Mapping[str, Any] | None, geometry: Geometry | None
-) -> Iterator[str]:
+def cpu_engine_problems(config: RunConfig, hf_config: Mapping[str, Any] | None) -> Iterator[str]:
     """Yield problems with the model in vLLM's CPU build, if the run has an engine.
 
     vLLM's CPU kernels for experts (CPUUnquantizedExperts and its subclasses) require multiples of
@@ -118,7 +124,6 @@ def cpu_engine_problems(
     Args:
         config: The settings.
         hf_config: The model's config.json; None if it is not known.
-        geometry: The model's geometry; None if it has no MoE layers.
     """
     policy = config.actor_rollout_ref
     if hf_config is None or policy.actor.router_replay.replay_file is not None:
@@ -147,11 +152,9 @@ def cpu_engine_problems(
             f"vLLM's CPU kernels for attention support only {', '.join(map(str, HEADS))}; use "
             "another model, or GPUs"
         )
-    if geometry is None:
+    if moe_geometry(hf_config) is None:
         return
-    # Mixtral's config gives the expert width under the key that others use for dense layers.
-    width = "moe_intermediate_size" if "moe_intermediate_size" in hf_config else "intermediate_size"
-    for name in ("hidden_size", width):
+    for name in ("hidden_size", expert_width(hf_config)):
         size = hf_config.get(name)
         if isinstance(size, int) and size % _OF_KERNELS:
             yield (

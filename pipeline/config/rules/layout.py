@@ -1,13 +1,13 @@
 """Rules for parallel sizes: they must be compatible with each other, the ranks and the model."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pipeline.config.actor import Megatron
 from pipeline.config.rules.overrides import MEGATRON, OVERRIDE
 from pipeline.config.tree import RunConfig
-from pipeline.model.geometry import Geometry
+from pipeline.model.families import expert_width, moe_geometry
 
 _TP = f"{MEGATRON}.tensor_model_parallel_size"
 _PP = f"{MEGATRON}.pipeline_model_parallel_size"
@@ -21,25 +21,15 @@ _COUNTED = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipe
 """Fields of override_transformer_config that count the embedding, or the loss, as a layer."""
 
 
-def layout_problems(
-    config: RunConfig, hf_config: Mapping[str, Any] | None, geometry: Geometry | None
-) -> list[str]:
+def layout_problems(config: RunConfig, hf_config: Mapping[str, Any] | None) -> list[str]:
     """Return problems with parallel sizes that do not fit together or that Megatron mishandles.
 
     Args:
         config: The settings.
         hf_config: The model's config.json; None skips the rules that need it.
-        geometry: The model's geometry; None if it has no MoE layers.
-
-    Returns:
-        One sentence per problem.
     """
-    megatron = config.actor_rollout_ref.actor.megatron
-    problems = _rank_problems(config, megatron)
-    if hf_config is not None:
-        problems += _model_problems(config, hf_config, geometry)
-        problems += _moe_problems(megatron, hf_config, geometry)
-    return problems
+    of_model = () if hf_config is None else _model_problems(config, hf_config)
+    return [*_rank_problems(config), *of_model]
 
 
 def expert_tensor_parallel_size(megatron: Megatron) -> int:
@@ -50,8 +40,8 @@ def expert_tensor_parallel_size(megatron: Megatron) -> int:
     return megatron.tensor_model_parallel_size if one_group else 1
 
 
-def size_problems(megatron: Megatron, ranks: int, found: str) -> list[str]:
-    """Check parallel sizes against each other and against the number of ranks.
+def size_problems(megatron: Megatron, ranks: int, found: str) -> Iterator[str]:
+    """Yield problems with parallel sizes, and with sizes that do not fit the number of ranks.
 
     At EP 1, Megatron-core 0.16.1 treats expert weights as dense weights, and sums their gradients
     only over the dense data-parallel group (tensor_parallel/layers.py: allreduce = not (is_expert
@@ -62,81 +52,76 @@ def size_problems(megatron: Megatron, ranks: int, found: str) -> list[str]:
         megatron: The parallel sizes.
         ranks: Number of training ranks.
         found: Start of the message, with the settings that determine the number of ranks.
-
-    Returns:
-        One sentence per problem.
     """
     tp, pp = megatron.tensor_model_parallel_size, megatron.pipeline_model_parallel_size
     ep, etp = megatron.expert_model_parallel_size, expert_tensor_parallel_size(megatron)
     cp = megatron.context_parallel_size
-    problems = []
     if ranks % (tp * pp * cp):
         context = f" times {_CP}={cp}" if cp > 1 else ""
-        problems.append(
+        yield (
             f"{found}, expected a multiple of {tp * pp * cp} ranks: {_TP}={tp} times {_PP}={pp}"
             f"{context}; write a multiple, or smaller sizes"
         )
     elif ranks % (ep * etp * pp):
-        problems.append(
+        yield (
             f"{found}, expected a multiple of {ep * etp * pp} ranks: {_EP}={ep} times "
             f"{_ETP}={etp} times {_PP}={pp}; write a multiple, or smaller sizes"
         )
     if ep == 1 and etp != tp:
-        problems.append(
+        yield (
             f"{_ETP}: found {etp}, expected {tp}, the same as {_TP}; with {_EP}=1 Megatron-core "
             "would silently train separate experts on each tensor-parallel rank; write "
             f"{tp} or null"
         )
     if pp == 1 and megatron.virtual_pipeline_model_parallel_size is not None:
-        problems.append(
+        yield (
             f"{_VPP}: found {megatron.virtual_pipeline_model_parallel_size}, but {_PP} is 1; "
             "write null, or more pipeline stages"
         )
-    return problems
 
 
-def _rank_problems(config: RunConfig, megatron: Megatron) -> list[str]:
+def _rank_problems(config: RunConfig) -> Iterator[str]:
+    megatron = config.actor_rollout_ref.actor.megatron
     ranks = config.trainer.nnodes * config.trainer.n_gpus_per_node
     found = f"trainer.n_gpus_per_node: found {config.trainer.n_gpus_per_node}"
     if config.trainer.nnodes > 1:
         found += f" on trainer.nnodes={config.trainer.nnodes}, {ranks} ranks"
-    problems = size_problems(megatron, ranks, found)
+    yield from size_problems(megatron, ranks, found)
     shared = (
         megatron.tensor_model_parallel_size
         * megatron.pipeline_model_parallel_size
         * megatron.context_parallel_size
     )
-    samples = _mini_batch_samples(config)
+    prompts = config.actor_rollout_ref.actor.ppo_mini_batch_size
+    samples = prompts * config.actor_rollout_ref.rollout.n
     if ranks % shared == 0 and samples < ranks // shared:
-        problems.append(
-            "actor_rollout_ref.actor.ppo_mini_batch_size: found "
-            f"{config.actor_rollout_ref.actor.ppo_mini_batch_size}, which with rollout.n gives "
-            f"{samples} samples for {ranks // shared} data-parallel ranks; "
-            "write more, or use fewer ranks"
+        yield (
+            f"actor_rollout_ref.actor.ppo_mini_batch_size: found {prompts}, which with rollout.n "
+            f"gives {samples} samples for {ranks // shared} data-parallel ranks; write more, or "
+            "use fewer ranks"
         )
-    return problems
 
 
-def _mini_batch_samples(config: RunConfig) -> int:
-    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
-    return actor.ppo_mini_batch_size * rollout.n
-
-
-def _model_problems(
-    config: RunConfig, hf_config: Mapping[str, Any], geometry: Geometry | None
-) -> list[str]:
-    megatron = config.actor_rollout_ref.actor.megatron
-    tp = megatron.tensor_model_parallel_size
-    engine_tp = config.actor_rollout_ref.rollout.tensor_model_parallel_size
+def _model_problems(config: RunConfig, hf_config: Mapping[str, Any]) -> Iterator[str]:
+    megatron, rollout = config.actor_rollout_ref.actor.megatron, config.actor_rollout_ref.rollout
+    geometry = moe_geometry(hf_config)
     cut = ["num_attention_heads", "num_key_value_heads", "vocab_size"]
     cut.append("shared_expert_intermediate_size")
     if geometry is None or len(geometry.layers) < hf_config["num_hidden_layers"]:
         cut.append("intermediate_size")
-    return [
-        *_stage_problems(megatron, hf_config),
-        *_indivisible(_TP, tp, cut, hf_config),
-        *_indivisible(_ENGINE_TP, engine_tp, ["num_attention_heads"], hf_config),
-    ]
+    engine = ["num_attention_heads"]
+    yield from _stage_problems(megatron, hf_config)
+    yield from _indivisible(_TP, megatron.tensor_model_parallel_size, cut, hf_config)
+    yield from _indivisible(_ENGINE_TP, rollout.tensor_model_parallel_size, engine, hf_config)
+    ep = megatron.expert_model_parallel_size
+    if geometry is not None:
+        etp, width = expert_tensor_parallel_size(megatron), expert_width(hf_config)
+        unset = megatron.expert_tensor_parallel_size is None
+        origin = " (null: the same as tensor_model_parallel_size)" if unset else ""
+        yield from _indivisible(_ETP, etp, [width], hf_config, origin)
+        yield from _indivisible(_EP, ep, ["experts"], {"experts": geometry.experts})
+    elif ep > 1:
+        yield f"{_EP}: found {ep}, but the model has no MoE layers; write 1"
 
 
 def _stage_problems(megatron: Megatron, hf_config: Mapping[str, Any]) -> list[str]:
@@ -167,24 +152,6 @@ def _stage_problems(megatron: Megatron, hf_config: Mapping[str, Any]) -> list[st
             f"multiples of {_VPP}={vpp}; write different numbers, or null for {_VPP}"
         ]
     return []
-
-
-def _moe_problems(
-    megatron: Megatron, hf_config: Mapping[str, Any], geometry: Geometry | None
-) -> list[str]:
-    ep = megatron.expert_model_parallel_size
-    if geometry is None:
-        if ep == 1:
-            return []
-        return [f"{_EP}: found {ep}, but the model has no MoE layers; write 1"]
-    # Mixtral's config gives the expert width under the key that others use for dense layers.
-    width = "moe_intermediate_size" if "moe_intermediate_size" in hf_config else "intermediate_size"
-    unset = megatron.expert_tensor_parallel_size is None
-    origin = " (null: the same as tensor_model_parallel_size)" if unset else ""
-    return [
-        *_indivisible(_ETP, expert_tensor_parallel_size(megatron), [width], hf_config, origin),
-        *_indivisible(_EP, ep, ["experts"], {"experts": geometry.experts}),
-    ]
 
 
 def _indivisible(

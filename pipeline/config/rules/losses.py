@@ -1,14 +1,11 @@
 """Rules for the policy loss and its aggregation over tokens."""
 
 from collections.abc import Iterator
-from typing import Any
 
 from pipeline.config.actor import Actor
-from pipeline.config.dotted import get
 from pipeline.rl.loss_table import LOSSES
 
 _ACTOR = "actor_rollout_ref.actor"
-_MODE = f"{_ACTOR}.policy_loss.loss_mode"
 NORM = "seq-mean-token-sum-norm"
 
 
@@ -30,30 +27,9 @@ def loss_problems(actor: Actor) -> Iterator[str]:
 
 
 def loss_notes(actor: Actor) -> Iterator[str]:
-    """Yield notes on settings that the loss does not read."""
-    loss = LOSSES.get(actor.policy_loss.loss_mode)
-    if loss is None:
-        return  # a user's function may read any setting
-    read = {name for one in LOSSES.values() for name in one.reads} - {*loss.reads}
-    values, defaults = actor.model_dump(), Actor().model_dump()
-    for name in sorted(read):
-        value = get(values, name)
-        if value not in (get(defaults, name), None):
-            yield (
-                f"{_ACTOR}.{name}: {value} has no effect with {_MODE}={actor.policy_loss.loss_mode}"
-            )
-    both = None not in (actor.clip_ratio_low, actor.clip_ratio_high)
-    if both and "clip_ratio" in loss.reads and actor.clip_ratio != defaults["clip_ratio"]:
-        yield (
-            f"{_ACTOR}.clip_ratio: {actor.clip_ratio} has no effect, because clip_ratio_low and "
-            "clip_ratio_high are set"
-        )
-    yield from _mode_notes(actor, loss.aggregation)
-
-
-def _mode_notes(actor: Actor, aggregation: Any) -> Iterator[str]:
     """Yield a note if, as in verl, the loss has a fixed mode that overrides loss_agg_mode."""
-    if aggregation is None or aggregation == actor.loss_agg_mode:
+    loss = LOSSES.get(actor.policy_loss.loss_mode)
+    if loss is None or loss.aggregation in (None, actor.loss_agg_mode):
         return
     others = [
         name
@@ -63,5 +39,5 @@ def _mode_notes(actor: Actor, aggregation: Any) -> Iterator[str]:
     rest = f"; {actor.loss_agg_mode} applies to the {' and the '.join(others)}" if others else ""
     yield (
         f"{_ACTOR}.loss_agg_mode: the loss {actor.policy_loss.loss_mode} is always aggregated "
-        f"with {aggregation}, as in verl{rest}"
+        f"with {loss.aggregation}, as in verl{rest}"
     )

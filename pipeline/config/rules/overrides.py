@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from pipeline.config.keys import describe, literals
+from pipeline.config.keys import choices, in_words
 from pipeline.config.rules.rates import OPTIM
 from pipeline.config.tree import RunConfig
 from pipeline.errors import nearest, shown
@@ -69,22 +69,21 @@ def _reasons(names: Mapping[str, str]) -> dict[str, str]:
     return {name: reason for reason, listed in names.items() for name in listed.split()}
 
 
+def _under(group: str, names: str) -> dict[str, str]:
+    """Return the setting for each field whose setting has the same name."""
+    return {name: f"{group}.{name}" for name in names.split()}
+
+
 TRANSFORMER = Overrides(
     key=OVERRIDE,
     original="megatron.core.transformer.TransformerConfig",
     owned={
-        **{
-            name: f"{MEGATRON}.{name}"
-            for name in (
-                "tensor_model_parallel_size",
-                "pipeline_model_parallel_size",
-                "virtual_pipeline_model_parallel_size",
-                "context_parallel_size",
-                "expert_model_parallel_size",
-                "expert_tensor_parallel_size",
-                "sequence_parallel",
-            )
-        },
+        **_under(
+            MEGATRON,
+            "tensor_model_parallel_size pipeline_model_parallel_size context_parallel_size "
+            "virtual_pipeline_model_parallel_size expert_model_parallel_size "
+            "expert_tensor_parallel_size sequence_parallel",
+        ),
         **dict.fromkeys(("params_dtype", "pipeline_dtype", "bf16", "fp16"), f"{MEGATRON}.dtype"),
     },
     refused=_reasons(
@@ -113,13 +112,10 @@ OPTIMIZER = Overrides(
     key=f"{OPTIM}.override_optimizer_config",
     original="megatron.core.optimizer.OptimizerConfig",
     owned={
-        **{
-            name: f"{OPTIM}.{name}"
-            for name in (
-                *("lr", "min_lr", "weight_decay", "clip_grad", "main_grads_dtype"),
-                *("exp_avg_dtype", "exp_avg_sq_dtype"),
-            )
-        },
+        **_under(
+            OPTIM,
+            "lr min_lr weight_decay clip_grad main_grads_dtype exp_avg_dtype exp_avg_sq_dtype",
+        ),
         **dict.fromkeys(("adam_beta1", "adam_beta2"), f"{OPTIM}.betas"),
         **dict.fromkeys(("bf16", "params_dtype"), f"{MEGATRON}.dtype"),
         "use_distributed_optimizer": f"{MEGATRON}.use_distributed_optimizer",
@@ -176,13 +172,10 @@ ENGINE = Overrides(
     key=KWARGS,
     original="vllm.EngineArgs",
     owned={
-        **{
-            name: f"{_ROLLOUT}.{name}"
-            for name in (
-                *("dtype", "enforce_eager", "gpu_memory_utilization", "max_num_batched_tokens"),
-                "max_num_seqs",
-            )
-        },
+        **_under(
+            _ROLLOUT,
+            "dtype enforce_eager gpu_memory_utilization max_num_batched_tokens max_num_seqs",
+        ),
         "enable_return_routed_experts": f"{_ROLLOUT}.enable_rollout_routing_replay",
         "max_model_len": "data.max_prompt_length and data.max_response_length",
         "model": "actor_rollout_ref.model.path",
@@ -288,11 +281,13 @@ def unknown_fields(group: Overrides, original: type, values: Mapping[str, Any]) 
 
 
 def _type_problems(key: str, kind: Any, value: Any) -> Iterator[str]:
+    adapter = TypeAdapter(kind, config=_STRICT)
     try:
-        TypeAdapter(kind, config=_STRICT).validate_python(value)
+        adapter.validate_python(value)
     except ValidationError:
-        fix = nearest(value, literals(kind), "correct it or leave it out")
-        yield f"{key}: found {shown(value)}, expected {describe(kind)}; {fix}"
+        schema = adapter.json_schema()
+        fix = nearest(value, choices(schema), "correct it or leave it out")
+        yield f"{key}: found {shown(value)}, expected {in_words(schema)}; {fix}"
 
 
 def _of_yaml(kind: Any) -> Any:

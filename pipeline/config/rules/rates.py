@@ -29,16 +29,11 @@ def rate_problems(optim: Optim) -> Iterator[str]:
 
 
 def rate_notes(optim: Optim, steps: int) -> Iterator[str]:
-    """Yield notes on rates that have no effect, or that a run of `steps` steps never reaches."""
+    """Yield a note on a rate that a run of `steps` steps never reaches."""
     if optim.lr_warmup_steps >= steps:
         yield (
             f"{OPTIM}.lr_warmup_steps: {optim.lr_warmup_steps} steps of warm-up cover all {steps} "
             f"steps of the run, so no step uses the full {OPTIM}.lr"
-        )
-    if optim.min_lr and optim.lr_decay_style == "constant":
-        yield (
-            f"{OPTIM}.min_lr: {optim.min_lr} has no effect with {OPTIM}.lr_decay_style=constant, "
-            "as in Megatron-core"
         )
 
 

@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pipeline.config.tree import RunConfig
-from pipeline.model.families import FAMILIES
-from pipeline.model.geometry import Geometry
+from pipeline.model.families import FAMILIES, moe_geometry
 
 _ACTOR = "actor_rollout_ref.actor"
 _ROLLOUT = "actor_rollout_ref.rollout"
@@ -17,61 +16,45 @@ _RECORD = f"{_ROLLOUT}.enable_rollout_routing_replay"
 _MODE = f"{_ACTOR}.router_replay.mode"
 
 
-def replay_problems(
-    config: RunConfig, hf_config: Mapping[str, Any] | None, geometry: Geometry | None
-) -> list[str]:
-    """Return problems that prevent replay or recording with these settings and this model.
+def replay_problems(config: RunConfig, hf_config: Mapping[str, Any] | None) -> Iterator[str]:
+    """Yield problems that prevent replay or recording with these settings and this model.
 
     Args:
         config: The settings.
         hf_config: The model's config.json; None if it is not known.
-        geometry: The model's geometry; None if it has no MoE layers.
-
-    Returns:
-        One sentence per problem.
     """
     replay = config.actor_rollout_ref.actor.router_replay
     recording = config.actor_rollout_ref.rollout.enable_rollout_routing_replay
-    problems = []
     if replay.mode == "R3" and not recording:
-        problems.append(
+        yield (
             f"{_RECORD}: found False, but {_MODE}=R3 replays the routes of the rollout engine; "
             f"add {_RECORD}=True"
         )
-    if (replay.mode != "disabled" or recording) and hf_config is not None and geometry is None:
+    if hf_config is None or moe_geometry(hf_config) is not None:
+        return
+    if replay.mode != "disabled" or recording:
         key, value = (_MODE, replay.mode) if replay.mode != "disabled" else (_RECORD, "True")
         off = "disabled" if key == _MODE else "False"
-        problems.append(
+        yield (
             f"{key}: found {value}, but the model (model_type {hf_config.get('model_type')!r}) "
             f"has no MoE layers, so there are no routes; write {off}, or use a model of one of "
             "the families "
             f"{', '.join(name for name, family in FAMILIES.items() if family.moe)}"
         )
-    return problems
 
 
-def replay_notes(config: RunConfig) -> list[str]:
-    """Return notes on a high min_agreement, and on recorded routes that are not replayed."""
-    return [*_agreement_notes(config), *_unreplayed_notes(config)]
-
-
-def _agreement_notes(config: RunConfig) -> list[str]:
+def replay_notes(config: RunConfig) -> Iterator[str]:
+    """Yield notes on a high min_agreement, and on recorded routes that are not replayed."""
     replay = config.actor_rollout_ref.actor.router_replay
-    if replay.mode == "disabled" or replay.min_agreement <= 0.5:
-        return []
-    return [
-        f"{_ACTOR}.router_replay.min_agreement: {replay.min_agreement} is high; rounding alone "
-        "makes routers disagree, so correct routes may count as unhealthy"
-    ]
-
-
-def _unreplayed_notes(config: RunConfig) -> list[str]:
-    mode = config.actor_rollout_ref.actor.router_replay.mode
-    if not config.actor_rollout_ref.rollout.enable_rollout_routing_replay or mode == "R3":
-        return []
-    if mode == "R2":
-        return [f"{_RECORD}: the engine's routes are recorded, but R2 replays the trainer's routes"]
-    return [f"{_RECORD}: the engine's routes are recorded, but not replayed ({_MODE} is disabled)"]
+    if replay.mode != "disabled" and replay.min_agreement > 0.5:
+        yield (
+            f"{_ACTOR}.router_replay.min_agreement: {replay.min_agreement} is high; rounding alone "
+            "makes routers disagree, so correct routes may count as unhealthy"
+        )
+    if config.actor_rollout_ref.rollout.enable_rollout_routing_replay and replay.mode != "R3":
+        is_off = replay.mode == "disabled"
+        why = f"not replayed ({_MODE} is disabled)" if is_off else "R2 replays the trainer's routes"
+        yield f"{_RECORD}: the engine's routes are recorded, but {why}"
 
 
 def sampling_problems(config: RunConfig) -> Iterator[str]:

@@ -12,8 +12,7 @@ from typing import Any
 from pipeline.config.actor import Megatron, RouterReplay
 from pipeline.config.rules.overrides import MEGATRON, OVERRIDE, TRANSFORMER
 from pipeline.errors import shown
-from pipeline.model.families import FAMILIES
-from pipeline.model.geometry import Geometry
+from pipeline.model.families import FAMILIES, moe_geometry
 
 _REPLAY = "actor_rollout_ref.actor.router_replay"
 Fields = Mapping[str, Any]
@@ -22,9 +21,10 @@ Fields = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Refused:
-    """Values that a field must not have."""
+    """Values that some fields must not have."""
 
-    field: str
+    fields: str
+    """The names of the fields, separated by spaces."""
     when: Callable[[Any, Fields], bool]
     """Returns whether a value is refused; called with the value, of any type, and all fields."""
     why: str
@@ -43,24 +43,21 @@ def field_problems(fields: Fields, replay: RouterReplay) -> list[str]:
             continue
         if rule.accepted_by is not None and getattr(replay, rule.accepted_by):
             continue
-        if rule.field in fields and rule.when(fields[rule.field], fields):
-            key = TRANSFORMER.owned.get(rule.field, f"{OVERRIDE}.{rule.field}")
-            when = f"with {_REPLAY}.mode=R2 or R3, " if rule.with_replay else ""
-            problems.append(
-                f"{key}: found {shown(fields[rule.field])}; {when}{rule.why}; {rule.fix}"
-            )
+        when = f"with {_REPLAY}.mode=R2 or R3, " if rule.with_replay else ""
+        for field in rule.fields.split():
+            if field in fields and rule.when(fields[field], fields):
+                key = TRANSFORMER.owned.get(field, f"{OVERRIDE}.{field}")
+                found = f"{key}: found {shown(fields[field])}"
+                problems.append(f"{found}; {when}{rule.why}; {rule.fix}")
     return problems
 
 
-def intended_fields(
-    megatron: Megatron, hf_config: Mapping[str, Any] | None, geometry: Geometry | None
-) -> Fields:
+def intended_fields(megatron: Megatron, hf_config: Mapping[str, Any] | None) -> Fields:
     """Return the fields of the table, with the values that the settings and config.json imply.
 
     Args:
         megatron: The settings of Megatron-core.
         hf_config: The model's config.json; None if it is not known.
-        geometry: The model's geometry; None if it has no MoE layers.
     """
     override, model = megatron.override_transformer_config, hf_config or {}
     fields = {"attention_dropout": model.get("attention_dropout", 0.0)}
@@ -70,6 +67,7 @@ def intended_fields(
         fields |= {"moe_aux_loss_coeff": inherited, "moe_router_load_balancing_type": "none"}
     fields |= override
     tp = megatron.tensor_model_parallel_size
+    geometry = moe_geometry(model) if model else None
     if family := FAMILIES.get(str(model.get("model_type"))):
         scores = "sigmoid" if family.expert_bias else "softmax"
         fields |= {"moe_router_score_function": scores}
@@ -119,6 +117,10 @@ def _graphs_cover_router(implementation: Any, fields: Fields) -> bool:
     return not scopes or not scopes <= {"attn", "mlp", "mamba"}  # empty: entire layers
 
 
+def _is_virtual(fields: Fields) -> bool:
+    return bool(fields["virtual_pipeline_model_parallel_size"])
+
+
 def _is_set(value: Any, _: Fields) -> bool:
     return value not in (None, False, 0)
 
@@ -132,67 +134,13 @@ def _is_not_zero(value: Any, _: Fields) -> bool:
 
 
 _DIVERGE = "the log-prob pass and the update would compute different results"
-_GRAPH = "a CUDA graph over the router would repeat earlier choices of experts"
 _VIRTUAL = (
     f"with {MEGATRON}.virtual_pipeline_model_parallel_size, Megatron-core would silently confuse "
     "activations and gradients"
 )
-_PADDING = "padding would add tokens to experts"
-_OR_MODEL = "write 0.0, even if the value comes from the model's config.json"
+_GRAPH = "a CUDA graph over the router would repeat earlier choices of experts"
 
-_WITH_REPLAY = [
-    replace(rule, with_replay=True)
-    for rule in (
-        Refused("moe_router_fusion", _is_set, "a fused router would not use the recorded experts"),
-        Refused(
-            "moe_router_load_balancing_type",
-            lambda value, _: "sinkhorn" in _listed(value),
-            "sinkhorn does not choose experts by top-k",
-        ),
-        Refused(
-            "moe_expert_capacity_factor",
-            _is_not_none,
-            "a capacity limit would drop tokens from their recorded experts",
-        ),
-        Refused("moe_router_padding_for_quantization", _is_set, _PADDING),
-        Refused("moe_router_padding_for_fp8", _is_set, _PADDING),
-        Refused(
-            "moe_router_force_load_balancing",
-            _is_set,
-            "random experts would replace the recorded ones",
-        ),
-        Refused(
-            "moe_input_jitter_eps",
-            _is_not_none,
-            "noise at the router's input would make passes differ",
-        ),
-        Refused("enable_cuda_graph", _is_set, _GRAPH),
-        Refused("external_cuda_graph", _is_set, _GRAPH),
-        Refused(
-            "cuda_graph_impl",
-            _graphs_cover_router,
-            _GRAPH,
-            "leave it out, or write transformer_engine and, as cuda_graph_scope, some of attn, mlp "
-            "and mamba",
-        ),
-        Refused(
-            "moe_enable_routing_replay",
-            _is_set,
-            "Megatron-core's own replay would replace this one",
-        ),
-        Refused(
-            "moe_aux_loss_coeff",
-            _auxiliary_loss,
-            "an auxiliary load-balancing loss is computed from the router's own choice, not from "
-            "the replayed one",
-            f"write 0.0, or accept it with {_REPLAY}.allow_aux_loss=True",
-            accepted_by="allow_aux_loss",
-        ),
-    )
-]
-"""Values that are refused only while routes are replayed."""
-
-REFUSED = (
+_ALWAYS = (
     Refused(
         "pipeline_model_parallel_layout",
         _is_set,
@@ -206,30 +154,22 @@ REFUSED = (
         "write p2p, or leave it out",
     ),
     Refused(
-        "hybrid_context_parallel",
+        "hybrid_context_parallel hierarchical_context_parallel_sizes",
         _is_set,
-        "each sequence is split over all context-parallel ranks or over none",
-    ),
-    Refused(
-        "hierarchical_context_parallel_sizes",
-        _is_set,
-        "context-parallel ranks form a single group",
+        "each sequence is split over all context-parallel ranks, which form one group, or over "
+        "none",
     ),
     # A batched exchange posts both directions to one peer, which matches them in order. With two
     # stages, an activation then arrives as a gradient, without an error.
     Refused(
         "overlap_p2p_comm",
-        lambda value, fields: (
-            bool(fields["virtual_pipeline_model_parallel_size"]) and value is not True
-        ),
+        lambda value, fields: _is_virtual(fields) and value is not True,
         _VIRTUAL,
         "leave it out, which makes it true",
     ),
     Refused(
         "batch_p2p_comm",
-        lambda value, fields: (
-            bool(fields["virtual_pipeline_model_parallel_size"]) and value is not False
-        ),
+        lambda value, fields: _is_virtual(fields) and value is not False,
         _VIRTUAL,
         "leave it out, which makes it false",
     ),
@@ -256,8 +196,63 @@ REFUSED = (
         "an expert bias that is updated would drift away from the engine's",
         "leave it out, which makes it 0.0",
     ),
-    Refused("attention_dropout", _is_not_zero, _DIVERGE, _OR_MODEL),
-    Refused("hidden_dropout", _is_not_zero, _DIVERGE, _OR_MODEL),
-    *_WITH_REPLAY,
+    Refused(
+        "attention_dropout hidden_dropout",
+        _is_not_zero,
+        _DIVERGE,
+        "write 0.0, even if the value comes from the model's config.json",
+    ),
 )
+_WITH_REPLAY = (
+    Refused("moe_router_fusion", _is_set, "a fused router would not use the recorded experts"),
+    Refused(
+        "moe_router_load_balancing_type",
+        lambda value, _: "sinkhorn" in _listed(value),
+        "sinkhorn does not choose experts by top-k",
+    ),
+    Refused(
+        "moe_expert_capacity_factor",
+        _is_not_none,
+        "a capacity limit would drop tokens from their recorded experts",
+    ),
+    Refused(
+        "moe_router_padding_for_quantization moe_router_padding_for_fp8",
+        _is_set,
+        "padding would add tokens to experts",
+    ),
+    Refused(
+        "moe_router_force_load_balancing",
+        _is_set,
+        "random experts would replace the recorded ones",
+    ),
+    Refused(
+        "moe_input_jitter_eps",
+        _is_not_none,
+        "noise at the router's input would make passes differ",
+    ),
+    Refused("enable_cuda_graph external_cuda_graph", _is_set, _GRAPH),
+    Refused(
+        "cuda_graph_impl",
+        _graphs_cover_router,
+        _GRAPH,
+        "leave it out, or write transformer_engine and, as cuda_graph_scope, some of attn, mlp "
+        "and mamba",
+    ),
+    Refused(
+        "moe_enable_routing_replay",
+        _is_set,
+        "Megatron-core's own replay would replace this one",
+    ),
+    Refused(
+        "moe_aux_loss_coeff",
+        _auxiliary_loss,
+        "an auxiliary load-balancing loss is computed from the router's own choice, not from "
+        "the replayed one",
+        f"write 0.0, or accept it with {_REPLAY}.allow_aux_loss=True",
+        accepted_by="allow_aux_loss",
+    ),
+)
+"""Values that are refused only while routes are replayed."""
+
+REFUSED = (*_ALWAYS, *(replace(rule, with_replay=True) for rule in _WITH_REPLAY))
 """All refused values, in the order in which problems are reported."""

@@ -32,7 +32,7 @@ def gpu_verdict(config: RunConfig, limit: int) -> tuple[Memory, list[str]] | Non
         return None
     try:
         geometry = moe_geometry(hf_config)
-        if layout_problems(config, hf_config, geometry):
+        if layout_problems(config, hf_config):
             return None
         memory = estimate_memory(config, hf_config)
     except InputError:

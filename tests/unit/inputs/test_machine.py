@@ -34,6 +34,14 @@ def test_too_many_processes_per_core_are_refused(settings):
     assert machine_notes(load(settings), SMALL) == []
 
 
+def test_settings_that_require_cuda_are_refused_where_auto_means_the_cpu(settings):
+    aware = "optim.use_precision_aware_optimizer=true"
+    gae = "algorithm.adv_estimator=gae"
+    for group in ("actor_rollout_ref.actor", "critic"):
+        [problem, *_] = machine_problems(load(settings, gae, f"{group}.{aware}"), None, SMALL)
+        assert problem.startswith(f"{group}.optim.use_precision_aware_optimizer: found True, but")
+
+
 def test_a_model_larger_than_memory_is_refused(settings):
     """30 billion weights take 16 bytes each in bfloat16 training, and 2 in the engine."""
     config = load(settings)

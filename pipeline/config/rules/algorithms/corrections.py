@@ -41,26 +41,14 @@ def correction_problems(config: RunConfig) -> list[str]:
 
 
 def correction_notes(config: RunConfig) -> Iterator[str]:
-    """Yield a note on each setting that has no effect, and on stale samples without weights."""
+    """Yield a note on samples of an older policy that are rejected, but not weighted."""
     correction = config.algorithm.rollout_correction
-    default = RolloutCorrection().rollout_is_threshold
-    if correction.rollout_is is None and correction.rollout_is_threshold not in (default, None):
-        yield f"{_KEY}.rollout_is_threshold: this setting has no effect without {_KEY}.rollout_is"
-    if config.trainer.max_staleness and correction.rollout_rs and not _weights(config):
+    if config.trainer.max_staleness and correction.rollout_rs and not weights_stale_samples(config):
         yield (
             f"{_KEY}.rollout_rs: with trainer.max_staleness={config.trainer.max_staleness}, this "
             "setting only rejects; the accepted samples of an older policy are trained on without "
             f"weights ({_KEY}.rollout_is)"
         )
-    if correction.uncorrected_staleness:
-        key = f"{_KEY}.uncorrected_staleness"
-        if not config.trainer.max_staleness:
-            yield f"{key}: this setting has no effect without trainer.max_staleness=1"
-        elif _weights(config) or correction.rollout_rs:
-            yield (
-                f"{key}: this setting has no effect, because samples of an older policy are "
-                "corrected"
-            )
 
 
 def _preset_problems(correction: RolloutCorrection) -> Iterator[str]:
@@ -184,7 +172,9 @@ def _bypass_problems(config: RunConfig) -> Iterator[str]:
 
 def _staleness_problems(config: RunConfig) -> Iterator[str]:
     correction = config.algorithm.rollout_correction
-    enough = _weights(config) or correction.rollout_rs or correction.uncorrected_staleness
+    enough = (
+        weights_stale_samples(config) or correction.rollout_rs or correction.uncorrected_staleness
+    )
     if not config.trainer.max_staleness or enough:
         return
     why, fix = "", f"{_KEY}.rollout_is=token (or rollout_rs, or bypass_mode)"
@@ -205,7 +195,7 @@ def _staleness_problems(config: RunConfig) -> Iterator[str]:
     )
 
 
-def _weights(config: RunConfig) -> bool:
+def weights_stale_samples(config: RunConfig) -> bool:
     """Return whether weights, or the ratio of the loss, correct for samples of an older policy."""
     correction = config.algorithm.rollout_correction
     of_ratio = correction.bypass_mode and correction.loss_type == "ppo_clip"

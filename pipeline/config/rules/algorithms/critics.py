@@ -1,10 +1,10 @@
 """Rules for PPO's critic: its settings require a critic and must fit the actor's."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 
+from pipeline.config.actor import Actor
 from pipeline.config.critic import Critic, over_actor
 from pipeline.config.keys import setting_keys, value_at
-from pipeline.config.rules.cuda import cuda_problems
 from pipeline.config.rules.losses import NORM
 from pipeline.config.rules.precision import option_problems
 from pipeline.config.rules.rates import OPTIM, decay_problems, rate_notes, rate_problems
@@ -36,19 +36,30 @@ def critic_problems(config: RunConfig) -> Iterator[str]:
             "critic.replay_routes: found True, but actor_rollout_ref.actor.router_replay.mode is "
             "disabled, so no routes exist; write mode=R2 or mode=R3, or replay_routes=false"
         )
-    settings = over_actor(critic, config.actor_rollout_ref.actor)
-    if critic.loss_scale_factor is not None and settings.loss_agg_mode != NORM:
+    mode = critic.loss_agg_mode or config.actor_rollout_ref.actor.loss_agg_mode
+    if critic.loss_scale_factor is not None and mode != NORM:
         yield (
             f"critic.loss_scale_factor: found {critic.loss_scale_factor}, but only {NORM} divides "
-            f"by it, and critic.loss_agg_mode (null: the actor's) is {settings.loss_agg_mode}; "
+            f"by it, and critic.loss_agg_mode (null: the actor's) is {mode}; "
             f"write null, or loss_agg_mode={NORM}"
         )
     yield from _renamed(rate_problems(critic.optim))
-    of_actor = {*option_problems(config.actor_rollout_ref.actor)}
-    yield from _renamed(text for text in option_problems(settings) if text not in of_actor)
-    if config.trainer.device == "cpu":
-        of_actor = {*cuda_problems(config.actor_rollout_ref.actor)}
-        yield from _renamed(text for text in cuda_problems(settings) if text not in of_actor)
+    yield from of_critic(config, option_problems)
+
+
+def of_critic(config: RunConfig, rule: Callable[[Actor], Iterable[str]]) -> Iterator[str]:
+    """Yield the problems that a rule for the actor finds with the critic, if the run has one.
+
+    Args:
+        config: The settings.
+        rule: Returns problems with settings of the actor. What it also finds with the actor itself
+            is left out.
+    """
+    actor = config.actor_rollout_ref.actor
+    if config.has_critic:
+        known = {*rule(actor)}
+        settings = over_actor(config.critic, actor)
+        yield from _renamed(text for text in rule(settings) if text not in known)
 
 
 def schedule_problems(config: RunConfig) -> Iterator[str]:

@@ -1,14 +1,11 @@
-"""Rules for advantage estimators and the KL in the reward: contradictions and unused settings."""
+"""Rules for advantage estimators and the KL in the reward: contradictions."""
 
 from collections.abc import Iterator
 
-from pipeline.config.algorithm import Algorithm
-from pipeline.config.keys import value_at
 from pipeline.config.tree import RunConfig
 from pipeline.rl.estimator_table import ESTIMATORS
 
 _ESTIMATOR = "algorithm.adv_estimator"
-_OF_ESTIMATORS = tuple(dict.fromkeys(name for one in ESTIMATORS.values() for name in one.settings))
 
 
 def estimator_problems(config: RunConfig) -> Iterator[str]:
@@ -35,24 +32,3 @@ def estimator_problems(config: RunConfig) -> Iterator[str]:
                 "algorithm.kl_ctrl.kl_coef: found 0.0, but kl_ctrl.type=adaptive multiplies it, so "
                 "it would stay 0; write a value above 0, such as 0.001, or type=fixed"
             )
-
-
-def estimator_notes(config: RunConfig) -> Iterator[str]:
-    """Yield a note on each setting that the chosen algorithm does not read."""
-    algorithm = config.algorithm
-    unread: list[tuple[str, str]] = []
-    estimator = ESTIMATORS.get(algorithm.adv_estimator)
-    for name in _OF_ESTIMATORS:  # a user's function may read any of them
-        if estimator is not None and name not in estimator.settings:
-            readers = [other for other, one in ESTIMATORS.items() if name in one.settings]
-            unread.append((name, f"{_ESTIMATOR}={' or '.join(readers)}"))
-    if not algorithm.use_kl_in_reward:
-        unread += [(name, "algorithm.use_kl_in_reward=true") for name in ("kl_penalty", "kl_ctrl")]
-    elif algorithm.kl_ctrl.type == "fixed":
-        adaptive = "algorithm.kl_ctrl.type=adaptive"
-        unread += [("kl_ctrl.horizon", adaptive), ("kl_ctrl.target_kl", adaptive)]
-    if not algorithm.filter_groups.enable:
-        unread.append(("filter_groups", "algorithm.filter_groups.enable=true"))
-    for name, switch in unread:
-        if value_at(algorithm, name) != value_at(Algorithm(), name):
-            yield f"algorithm.{name}: this setting has no effect without {switch}"

@@ -70,7 +70,7 @@ def test_other_values_are_refused_with_the_reason(tmp_path, entry):
     if entry.agrees is not None:
         return
     key = entry.pattern.replace("*", "zzz")
-    assert all(entry.accepts(value) for value in (*entry.harmless, None, {}))
+    assert all(entry.accepts(key, value) for value in (*entry.harmless, None, {}))
     (problem,) = load_error(tmp_path, f"{key}=other")
     assert problem == f"{key}: found 'other'; {entry.refusal}"
     assert entry.reason in entry.refusal

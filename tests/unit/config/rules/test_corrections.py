@@ -139,7 +139,7 @@ def test_reinforce_replaces_the_policy_loss(tmp_path):
 def test_a_threshold_without_weights_is_noted(tmp_path, settings, noted):
     key = f"{KEY}.rollout_is_threshold"
     found = [note for note in notes(tmp_path, *written(**settings)) if note.startswith(key)]
-    assert found == [f"{key}: this setting has no effect without {KEY}.rollout_is"] * noted
+    assert found == [f"{key}: 3.0 has no effect without {KEY}.rollout_is"] * noted
 
 
 class TestStaleness:
@@ -219,10 +219,10 @@ class TestStaleness:
     @pytest.mark.parametrize(
         ("settings", "noted"),
         [
-            ([], "this setting has no effect without trainer.max_staleness=1"),
+            ([], "True has no effect without trainer.max_staleness=1"),
             (
                 [STALE, f"{KEY}.rollout_is=token"],
-                "this setting has no effect, because samples of an",
+                "True has no effect, because samples of an",
             ),
             ([STALE], None),
             ([STALE, f"{KEY}.rollout_token_veto_threshold=1e-4"], None),

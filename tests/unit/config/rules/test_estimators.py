@@ -48,24 +48,24 @@ def test_groups_of_one_sample_are_refused(tmp_path):
     [
         (
             ["algorithm.gamma=0.9"],
-            "gamma: this setting has no effect without algorithm.adv_estimator=rei",
+            "gamma: 0.9 has no effect without algorithm.adv_estimator=rei",
         ),
         ([f"{ESTIMATOR}=rloo", "algorithm.norm_adv_by_std_in_grpo=False"], "norm_adv_by_std_in_g"),
         (
             ["algorithm.kl_penalty=abs"],
-            "kl_penalty: this setting has no effect without algorithm.use_kl_in",
+            "kl_penalty: abs has no effect without algorithm.use_kl_in",
         ),
         (
             ["algorithm.kl_ctrl.kl_coef=0.1"],
-            "kl_ctrl: this setting has no effect without algorithm.use_kl",
+            "kl_ctrl.kl_coef: 0.1 has no effect without algorithm.use_kl",
         ),
         (
             ["algorithm.use_kl_in_reward=True", "algorithm.kl_ctrl.horizon=9"],
-            "kl_ctrl.horizon: this setting has no effect without algorithm.kl_ctrl.type=adaptive",
+            "kl_ctrl.horizon: 9 has no effect without algorithm.kl_ctrl.type=adaptive",
         ),
         (
             ["algorithm.filter_groups.metric=acc"],
-            "filter_groups: this setting has no effect without algorithm.filter_groups.enable=true",
+            "filter_groups.metric: acc has no effect without algorithm.filter_groups.enable=true",
         ),
     ],
 )

@@ -2,11 +2,14 @@
 noted."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pipeline.config.actor import Actor
+from pipeline.config.rules.check import config_notes
 from pipeline.config.rules.losses import loss_notes, loss_problems
+from pipeline.config.tree import RunConfig
 from pipeline.rl.custom import LOSS, CustomError
 from pipeline.rl.custom_source import check_source
 from pipeline.rl.loss_table import LOSSES
@@ -57,6 +60,13 @@ def test_bounds_without_values_between_them_are_refused():
     assert problem.startswith(f"{ACTOR}.policy_loss.clip_cov_lb: found 5.0, expected less than ")
 
 
+def notes_on(actor: dict[str, Any]) -> list[str]:
+    """Return all notes on a run with these settings of the actor."""
+    policy = {"model": {"path": "model"}, "actor": actor}
+    settings = {"actor_rollout_ref": policy, "trainer": {"experiment_name": "test"}}
+    return config_notes(RunConfig.model_validate(settings))
+
+
 @pytest.mark.parametrize("mode", LOSSES)
 def test_settings_that_a_loss_does_not_read_are_noted(mode: str):
     """The test changes every setting that any loss reads. Notes must name exactly those settings
@@ -75,28 +85,25 @@ def test_settings_that_a_loss_does_not_read_are_noted(mode: str):
     names = {*moved, *(f"policy_loss.{name}" for name in inner)}
     assert names == {name for loss in LOSSES.values() for name in loss.reads}
     aggregation = LOSSES[mode].aggregation or "token-mean"
-    actor = Actor.model_validate(
-        {**moved, "policy_loss": policy_loss, "loss_agg_mode": aggregation}
-    )
-    notes = [note for note in loss_notes(actor) if "are set" not in note]
+    found = notes_on({**moved, "policy_loss": policy_loss, "loss_agg_mode": aggregation})
+    notes = [note for note in found if "are set" not in note]
     assert all(note.endswith(f"has no effect with {MODE}={mode}") for note in notes)
     noted = {note.split(":")[0].removeprefix(f"{ACTOR}.") for note in notes}
     assert noted == names - {*LOSSES[mode].reads}
 
 
 def test_a_clip_range_that_two_other_settings_replace_is_noted():
-    both = Actor(clip_ratio=0.3, clip_ratio_low=0.2, clip_ratio_high=0.28)
-    (note,) = loss_notes(both)
+    both = {"clip_ratio": 0.3, "clip_ratio_low": 0.2, "clip_ratio_high": 0.28}
+    (note,) = notes_on(both)
     assert note == (
         f"{ACTOR}.clip_ratio: 0.3 has no effect, because clip_ratio_low and clip_ratio_high are set"
     )
-    assert not [*loss_notes(both.model_copy(update={"clip_ratio_high": None}))]
+    assert notes_on(both | {"clip_ratio_high": None}) == []
 
 
 def test_defaults_and_users_functions_cause_no_notes():
-    assert not [*loss_notes(Actor())]
-    own = Actor.model_validate({"policy_loss": {"loss_mode": "mine.py:loss"}, "tau_pos": 2.0})
-    assert not [*loss_notes(own)]
+    assert notes_on({}) == []
+    assert notes_on({"policy_loss": {"loss_mode": "mine.py:loss"}, "tau_pos": 2.0}) == []
 
 
 def test_a_mode_that_the_loss_ignores_is_noted():

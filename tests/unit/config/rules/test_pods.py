@@ -59,8 +59,8 @@ def test_pods_must_match_the_device(tmp_path):
     none = InstalledGpus(rollout=0, training=0)
     on_gpus = found(tmp_path, *USED, "trainer.device=cuda", installed=none)
     assert [problem.partition(":")[0] for problem in on_gpus] == [
-        "launch.kubernetes.rollout.gpus",
         "launch.kubernetes.training.gpus",
+        "launch.kubernetes.rollout.gpus",
     ]
     assert on_gpus[0].endswith(
         "but trainer.device is cuda; write more than 0, or trainer.device=auto"

@@ -10,6 +10,7 @@ from pipeline.config.rules.rates import (
     rate_notes,
     rate_problems,
 )
+from tests.unit.config.settings import notes
 
 
 @pytest.mark.parametrize(
@@ -76,6 +77,6 @@ def test_a_warm_up_ratio_that_covers_all_steps_is_refused():
     assert problem.startswith(f"{OPTIM}.lr_warmup_steps_ratio: found 1.0, which is 10 of")
 
 
-def test_a_minimum_rate_that_is_never_reached_is_noted():
-    (note,) = rate_notes(Optim(min_lr=1e-7), 10)
+def test_a_minimum_rate_that_is_never_reached_is_noted(tmp_path):
+    (note,) = notes(tmp_path, f"{OPTIM}.min_lr=1e-7")
     assert note.startswith(f"{OPTIM}.min_lr: 1e-07 has no effect with")

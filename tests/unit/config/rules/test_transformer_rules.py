@@ -14,7 +14,10 @@ from pipeline.config.rules.transformer_rules import (
     intended_fields,
     recompute_notes,
 )
+from tests.unit.config.settings import QWEN3, QWEN3_MOE
 
+FIELDS = {field for rule in REFUSED for field in rule.fields.split()}
+GLM4_MOE = QWEN3_MOE | {"model_type": "glm4_moe", "n_routed_experts": 16}
 R3 = RouterReplay(mode="R3")
 AS_MBRIDGE: dict[str, Any] = {
     "num_layers": 2,
@@ -42,7 +45,7 @@ def found(replay: RouterReplay = R3, **settings: Any) -> list[str]:
 
 
 def test_the_table_contains_only_existing_fields_and_settings():
-    assert {rule.field for rule in REFUSED} <= vars(TransformerConfig(**AS_MBRIDGE)).keys()
+    assert vars(TransformerConfig(**AS_MBRIDGE)).keys() >= FIELDS
     assert {rule.accepted_by for rule in REFUSED} - {None} <= set(RouterReplay.model_fields)
 
 
@@ -56,6 +59,8 @@ def test_the_config_of_mbridge_passes():
         ("moe_router_fusion", {"moe_router_fusion": True}),
         ("moe_router_load_balancing_type", {"moe_router_load_balancing_type": "sinkhorn"}),
         ("moe_expert_capacity_factor", {"moe_expert_capacity_factor": 1.0}),
+        ("moe_expert_capacity_factor", {"moe_expert_capacity_factor": 0}),
+        ("moe_router_padding_for_fp8", {"moe_router_padding_for_fp8": True}),
         ("moe_router_padding_for_quantization", {"moe_router_padding_for_quantization": True}),
         ("moe_router_force_load_balancing", {"moe_router_force_load_balancing": True}),
         ("moe_input_jitter_eps", {"moe_input_jitter_eps": 0.1}),
@@ -119,14 +124,9 @@ def test_an_expert_bias_requires_sigmoid_scores():
     bias = {"moe_router_enable_expert_bias": True}
     assert found(**bias, moe_router_score_function="sigmoid") == []
     override = Megatron(override_transformer_config=bias)
-    for model, is_right in (
-        (None, True),
-        ("qwen3", False),
-        ("qwen3_moe", False),
-        ("glm4_moe", True),
-    ):
-        of = None if model is None else {"model_type": model}
-        assert (field_problems(intended_fields(override, of, None), R3) == []) is is_right
+    models = ((None, True), (QWEN3, False), (QWEN3_MOE, False), (GLM4_MOE, True))
+    for model, is_right in models:
+        assert (field_problems(intended_fields(override, model), R3) == []) is is_right
 
 
 def test_context_parallelism_with_point_to_point_exchange_passes():
@@ -177,5 +177,5 @@ def test_the_auxiliary_loss_requires_a_kind_and_a_coefficient():
 def test_check_covers_every_refused_field_with_its_own_setting():
     """If `intended_fields` omitted a field, its rule would apply only in the trainer, which is too
     late."""
-    seen = intended_fields(Megatron(), {}, None)
-    assert {rule.field for rule in REFUSED if rule.field in TRANSFORMER.owned} <= seen.keys()
+    seen = intended_fields(Megatron(), None)
+    assert FIELDS & TRANSFORMER.owned.keys() <= seen.keys()
