@@ -139,10 +139,10 @@ def train_step(
         old = None if trained is None or correction.bypass_mode else trained.logprobs
         values = None if sweeps.values is None else sweeps.values.values
         compared = compare(rank, data, old, sweeps.reference, kl_coef, values)
-    of_critic, updates = _updates(rank, data, compared, sweeps, measured)
+    updates, of_critic = results = _updates(rank, data, compared, sweeps, measured)
     measured["timing_s/trace_wait"] = Measured(max, waited_s + data.wait_s)
 
-    reports = gathered(_report(rank, data, sweeps, compared, (updates, of_critic), measured))
+    reports = gathered(_report(rank, data, sweeps, compared, results, measured))
     passes = total_counts(reports)
     if must_replay(rank.config, data.step, passes):
         _check(rank, data, passes)
@@ -202,8 +202,11 @@ def _report(
 
 def _updates(
     rank: Rank, data: StepData, compared: Compared, sweeps: _Sweeps, measured: dict[str, Measured]
-) -> tuple[Updates | None, Updates]:
-    """Update the critic, if the run has one, and, after the critic's warm-up, the policy."""
+) -> tuple[Updates, Updates | None]:
+    """Update the critic, if the run has one, and, after the critic's warm-up, the policy.
+
+    Returns the results of the policy's updates and of the critic's.
+    """
     of_critic = None
     if rank.critic is not None:
         with timed(measured, "timing_s/update_critic"), rank.offload.of_critic():
@@ -213,9 +216,9 @@ def _updates(
     if rank.config.has_staleness_pass(data.step + 1):
         rank.older.keep(data.step, rank.chunks)
     if _warms_up(rank.config, data.step):
-        return of_critic, Updates()
+        return Updates(), of_critic
     with timed(measured, "timing_s/update_actor"):
-        return of_critic, update(rank, data, compared, sweeps.routes)
+        return update(rank, data, compared, sweeps.routes), of_critic
 
 
 def _critic_routes(rank: Rank, routes: Mapping[str, Routes] | None) -> Mapping[str, Routes] | None:
