@@ -17,7 +17,7 @@ import torch
 
 from operators.training.batches.layout import MiniBatch
 from operators.training.batches.micro_batch import ResponseTokens
-from operators.training.batches.step_data import CriticLayouts, StepData
+from operators.training.batches.step_data import StepData
 from operators.training.megatron.schedules import training_pass
 from operators.training.passes.compared import Compared
 from operators.training.passes.flat import BySample
@@ -69,19 +69,12 @@ def values_pass(
         routes: Routes to replay, keyed by sample id; None for native routing.
     """
     found, model = ValuePass(), (critic.model.chunks, critic.routers)
-    for mini_batch in progress.counted(layouts_of(data).values.epoch(0)):
+    for mini_batch in progress.counted(data.layouts["values"].epoch(0)):
         batches = lay_out_share(rank, data, mini_batch, routes)
         replayers = make_replayers(rank.geometry, batches, routes)
         found.values |= token_values(rank, model, batches, replayers, _of_response)
         found.counts = added([found.counts, counts_of(replayers)])
     return found
-
-
-def layouts_of(data: StepData) -> CriticLayouts:
-    """Return the layouts for the critic's passes."""
-    if data.critic is None:
-        raise ValueError(f"step {data.step} was loaded for a run without a critic")
-    return data.critic
 
 
 def _of_response(response: ResponseTokens, values_BM1: torch.Tensor) -> torch.Tensor:
@@ -111,7 +104,7 @@ def update_critic(
         ReplayError: A pass did not use its routes exactly once.
     """
     updates = Updates(lr=critic.rates.set(data.step))
-    mini_batches = layouts_of(data).updates.mini_batches
+    mini_batches = data.layouts["critic_update"].mini_batches
     progress.say(f"step {data.step}: updates of the critic", len(mini_batches), "mini-batches")
     place = f"step {data.step}, mini-batch {{}} of the critic"
     optimizer_steps(

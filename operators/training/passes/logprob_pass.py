@@ -59,8 +59,8 @@ def native_pass(rank: Rank, data: StepData, chunks: Sequence[Chunk]) -> LogProbP
         chunks: The chunks of the trained model or of the reference.
     """
     found = LogProbPass()
-    own = data.reference_layout if chunks is rank.reference else None
-    for mini_batch in progress.counted((own or data.logprob_layout).epoch(0)):
+    layout = data.layouts["reference" if chunks is rank.reference else "log_prob"]
+    for mini_batch in progress.counted(layout.epoch(0)):
         batches = lay_out_share(rank, data, mini_batch, None)
         found.logprobs |= _forward(rank, chunks, batches, {})
     return found
@@ -69,7 +69,7 @@ def native_pass(rank: Rank, data: StepData, chunks: Sequence[Chunk]) -> LogProbP
 def recording_pass(rank: Rank, data: StepData) -> LogProbPass:
     """Compute log-probs of the trained model with native routing, and record the routes (R2)."""
     found = LogProbPass()
-    for mini_batch in progress.counted(data.logprob_layout.epoch(0)):
+    for mini_batch in progress.counted(data.layouts["log_prob"].epoch(0)):
         batches = lay_out_share(rank, data, mini_batch, None)
         if rank.geometry is None:
             raise ValueError("a dense model has no routes to record")
@@ -99,7 +99,7 @@ def replaying_pass(rank: Rank, data: StepData, routes: Mapping[str, Routes]) -> 
         ReplayError: The pass did not use its routes exactly once.
     """
     found = LogProbPass()
-    for mini_batch in progress.counted(data.logprob_layout.epoch(0)):
+    for mini_batch in progress.counted(data.layouts["log_prob"].epoch(0)):
         batches = lay_out_share(rank, data, mini_batch, routes)
         replayers = make_replayers(rank.geometry, batches, routes)
         found.logprobs |= _forward(rank, rank.chunks, batches, replayers)
