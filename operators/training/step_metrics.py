@@ -38,7 +38,8 @@ class RankReport:
     measured: Measurements = field(default_factory=dict)
     updates: Sequence[Sums] = ()
     """Sums over tokens, per mini-batch of the policy, including the number of `tokens` and the
-    loss's `divisor`."""
+    loss's `divisor`. They are not in `measured`, because a number that a user's loss reports on
+    some ranks is divided by the tokens of all ranks."""
     critic_updates: Sequence[Sums] = ()
     """The same sums for the critic."""
     counts: Mapping[str, Counts] = field(default_factory=dict)

@@ -20,7 +20,7 @@ def test_each_metric_has_its_own_reduction():
     assert reduced(sent) == {"slowest": 2.5, "bytes": 7, "share": 0.5}
 
 
-def test_a_metric_without_a_value_on_any_rank_is_none():
+def test_a_metric_that_no_rank_measured_has_no_value():
     nothing = {"seconds": Measured(max, None), "share": mean(0, 0), **spread("a", np.empty(0))}
     names = {"seconds", "share", "a/mean", "a/max", "a/min"}
     assert reduced([nothing, nothing]) == dict.fromkeys(names)
