@@ -186,7 +186,7 @@ def measure(
     layout = make_layout(0, groups, lengths - 1, rules)
     data = SimpleNamespace(
         layout=layout,
-        logprob_layout=layout,
+        layouts={"update": layout, "log_prob": layout},
         ids=dict(enumerate(samples)),
         samples=samples,
         untrained=frozenset(),

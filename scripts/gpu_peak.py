@@ -68,7 +68,7 @@ def measure(model: Path, settings: RunConfig) -> int:
     ids = dict(enumerate(samples))
     data = SimpleNamespace(
         layout=layout,
-        logprob_layout=layout,
+        layouts={"update": layout, "log_prob": layout},
         ids=ids,
         samples=samples,
         untrained=frozenset(),

@@ -24,8 +24,8 @@ gradients are not kept.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, replace
 
 import torch
 from megatron.core.distributed import DistributedDataParallel
@@ -120,8 +120,8 @@ class OlderWeights:
 
 
 @dataclass(frozen=True)
-class CriticOffload:
-    """The parts of the critic that are on the host between the critic's passes.
+class ModelParts:
+    """The parts of a trained model that are on the host while no pass needs them.
 
     A field is None if its part is always on the device.
     """
@@ -131,68 +131,53 @@ class CriticOffload:
     optimizer: Offloaded | None = None
 
     @property
-    def parts(self) -> tuple[Offloaded | None, ...]:
+    def all(self) -> tuple[Offloaded | None, ...]:
         """Weights, gradients and optimizer state."""
         return self.weights, self.gradients, self.optimizer
 
 
 @dataclass(frozen=True)
 class Offload:
-    """The parts of a rank's models that are on the host while no pass needs them.
+    """The parts of a rank's models that are on the host while no pass needs them."""
 
-    A field is None if its part is always on the device.
-    """
-
-    policy: Offloaded | None = None
-    gradients: Offloaded | None = None
-    optimizer: Offloaded | None = None
+    policy: ModelParts = ModelParts()
+    critic: ModelParts = ModelParts()
     reference: Offloaded | None = None
-    critic: CriticOffload = CriticOffload()
+    """The reference's weights; None if they are always on the device."""
 
     def before_log_probs(self) -> None:
         """Move the critic and the parts that only updates need to the host."""
-        _to_host(self.gradients, self.optimizer, *self.critic.parts)
+        _to_host(self.policy.gradients, self.policy.optimizer, *self.critic.all)
 
     def before_updates(self) -> None:
         """Restore the parts that updates and exports need."""
-        _to_device(self.gradients, self.optimizer)
+        _to_device(self.policy.gradients, self.policy.optimizer)
 
     def before_checkpoint(self) -> None:
         """Restore the critic, in addition to the parts that updates need."""
-        _to_device(*self.critic.parts)
+        _to_device(*self.critic.all)
 
-    @contextmanager
-    def of_values(self) -> Iterator[None]:
+    def of_values(self) -> AbstractContextManager[None]:
         """Keep the critic's weights, not the policy, on the device during the `with` block."""
-        _to_host(self.policy)
-        _to_device(self.critic.weights)
-        try:
-            yield
-        finally:
-            _to_host(self.critic.weights)
-            _to_device(self.policy)
+        return self._without_policy(self.critic.weights)
 
-    @contextmanager
-    def of_critic(self) -> Iterator[None]:
+    def of_critic(self) -> AbstractContextManager[None]:
         """Keep all parts of the critic, not the policy, on the device during the `with` block."""
-        _to_host(self.policy)
-        _to_device(*self.critic.parts)
-        try:
-            yield
-        finally:
-            _to_host(*self.critic.parts)
-            _to_device(self.policy)
+        return self._without_policy(*self.critic.all)
+
+    def of_reference(self) -> AbstractContextManager[None]:
+        """Keep the reference, not the policy, on the device during the `with` block."""
+        return self._without_policy(self.reference)
 
     @contextmanager
-    def of_reference(self) -> Iterator[None]:
-        """Keep the reference, not the policy, on the device during the `with` block."""
-        _to_host(self.policy)
-        _to_device(self.reference)
+    def _without_policy(self, *parts: Offloaded | None) -> Iterator[None]:
+        _to_host(self.policy.weights)
+        _to_device(*parts)
         try:
             yield
         finally:
-            _to_host(self.reference)
-            _to_device(self.policy)
+            _to_host(*parts)
+            _to_device(self.policy.weights)
 
 
 def _to_host(*parts: Offloaded | None) -> None:
@@ -212,7 +197,7 @@ def make_offload(
     chunks: Sequence[DistributedDataParallel],
     optimizer: MegatronOptimizer,
     reference: Sequence[torch.nn.Module] | None,
-    critic: CriticOffload | None,
+    critic: ModelParts | None,
 ) -> Offload:
     """Return the parts that the settings offload, and move the reference to the host immediately.
 
@@ -228,33 +213,26 @@ def make_offload(
     of_reference = megatron.param_offload if own is None else own
     if of_reference:
         held.to_host()
-    policy = Offloaded(lambda: _weights(chunks))
-    gradients = Offloaded(lambda: _gradients(chunks), keep=False)
-    state = Offloaded(lambda: _state(optimizer, chunks))
-    return Offload(
-        # Without another model, every pass needs the policy.
-        policy=policy if megatron.param_offload and (reference or critic) else None,
-        gradients=gradients if megatron.grad_offload else None,
-        optimizer=state if megatron.optimizer_offload else None,
-        reference=held if of_reference and reference else None,
-        critic=critic or CriticOffload(),
-    )
+    policy = model_parts(megatron, chunks, optimizer)
+    if not (reference or critic):  # every pass needs the policy
+        policy = replace(policy, weights=None)
+    return Offload(policy, critic or ModelParts(), held if of_reference and reference else None)
 
 
-def make_critic_offload(
+def model_parts(
     megatron: Megatron, chunks: Sequence[DistributedDataParallel], optimizer: MegatronOptimizer
-) -> CriticOffload:
-    """Return the parts of the critic that the settings offload; nothing is moved yet.
+) -> ModelParts:
+    """Return the parts of a trained model that the settings offload; nothing is moved yet.
 
     Args:
-        megatron: The critic's Megatron settings.
-        chunks: Chunks of the critic.
-        optimizer: The critic's optimizer.
+        megatron: The model's Megatron settings.
+        chunks: Chunks of the model.
+        optimizer: The model's optimizer.
     """
     weights = Offloaded(lambda: _weights(chunks))
     gradients = Offloaded(lambda: _gradients(chunks), keep=False)
     state = Offloaded(lambda: _state(optimizer, chunks))
-    return CriticOffload(
+    return ModelParts(
         weights=weights if megatron.param_offload else None,
         gradients=gradients if megatron.grad_offload else None,
         optimizer=state if megatron.optimizer_offload else None,

@@ -21,11 +21,11 @@ from operators.training.megatron.optimizer import Rates, make_rates
 from operators.training.megatron.parallel import RankPosition
 from operators.training.megatron.schedules import Chunk
 from operators.training.offload import (
-    CriticOffload,
+    ModelParts,
     Offload,
     OlderWeights,
-    make_critic_offload,
     make_offload,
+    model_parts,
 )
 from operators.training.replay.hooks import Router
 from pipeline.config.actor import Actor
@@ -158,7 +158,7 @@ def make_rank(
             model.chunks,
             model.optimizer,
             None if reference is None else reference.chunks,
-            None if critic is None else _critic_offload(critic),
+            None if critic is None else _parts_of(critic),
         ),
     )
     return rank, model
@@ -173,9 +173,8 @@ def make_critic(config: RunConfig, folder: Path) -> TrainedCritic:
     )
 
 
-def _critic_offload(critic: TrainedCritic) -> CriticOffload:
-    model = critic.model
-    return make_critic_offload(critic.settings.megatron, model.chunks, model.optimizer)
+def _parts_of(critic: TrainedCritic) -> ModelParts:
+    return model_parts(critic.settings.megatron, critic.model.chunks, critic.model.optimizer)
 
 
 def padding_mask_needed(config: TransformerConfig) -> bool:

@@ -11,13 +11,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from operators.training.measured import mean, reduced, spread
+from pipeline.metrics.metric import Metrics
 from pipeline.rl.extra_means import REWARD, extra_means, source_means
 from pipeline.run import keys
 from pipeline.run.commit import read_commit
 from pipeline.store import Store
 from pipeline.traces.format.manifest import BASELINE
-
-Metrics = dict[str, float | None]
 
 _QUANTILES = (10, 50, 90, 99)
 
@@ -39,14 +39,19 @@ def manifest_metrics(store: Store, step: int, columns: pa.Table, max_prompt_leng
     lengths_N = columns["response_length"].to_numpy()
     prompts_N = columns["prompt_length"].to_numpy()
     ages_N = step - columns["policy_version"].to_numpy()
+    measured = {
+        **spread("response_length", lengths_N),
+        **spread("prompt_length", prompts_N),
+        "prompt_length/clip_ratio": mean(
+            int((prompts_N >= max_prompt_length).sum()), len(prompts_N)
+        ),
+        **spread("training/off_policy/trajectory_staleness_worst", ages_N),
+    }
     return {
         **_reward_metrics(columns),
+        **reduced([measured]),
         "response/count": len(lengths_N),
-        **_spread("response_length", lengths_N),
         **{f"response_length/p{q}": _quantile(lengths_N, q) for q in _QUANTILES},
-        **_spread("prompt_length", prompts_N),
-        "prompt_length/clip_ratio": _mean(prompts_N >= max_prompt_length),
-        **_spread("training/off_policy/trajectory_staleness_worst", ages_N),
         "perf/total_num_tokens": int(lengths_N.sum() + prompts_N.sum()),
         **_rollout_metrics(store, step, int(lengths_N.sum())),
     }
@@ -61,27 +66,12 @@ def _reward_metrics(columns: pa.Table) -> Metrics:
     groups = scored.group_by("group").aggregate([("reward", "min"), ("reward", "max")])
     equal = pc.equal(groups["reward_min"], groups["reward_max"])
     return {
-        **_spread("critic/rewards", rewards_N),
-        **_spread("critic/score", rewards_N),
+        **reduced([{**spread("critic/rewards", rewards_N), **spread("critic/score", rewards_N)}]),
         "critic/rewards/std": float(rewards_N.std(ddof=1)) if len(rewards_N) > 1 else None,
         "reward/masked": rewards.null_count,
         "reward/groups": len(groups),
         "reward/groups_without_variance": pc.sum(equal).as_py() or 0,
     }
-
-
-def _spread(name: str, values_N: npt.NDArray[Any]) -> Metrics:
-    """Return the mean, the maximum and the minimum of the values; None if the array is empty."""
-    some = len(values_N) > 0
-    return {
-        f"{name}/mean": _mean(values_N),
-        f"{name}/max": float(values_N.max()) if some else None,
-        f"{name}/min": float(values_N.min()) if some else None,
-    }
-
-
-def _mean(values_N: npt.NDArray[Any]) -> float | None:
-    return float(values_N.mean()) if len(values_N) else None
 
 
 def _quantile(values_N: npt.NDArray[Any], percent: int) -> float | None:

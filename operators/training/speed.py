@@ -6,47 +6,59 @@ import resource
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import pyarrow as pa
 import torch
 
+from operators.training.measured import Measured
 from pipeline.errors import InputError
+from pipeline.metrics.metric import Metrics
 from pipeline.model.fields import complete
 from pipeline.model.flops import BACKWARD_AND_FORWARD, forward_flops, peak_flops
 from pipeline.model.widths import Widths, widths_of
 
 logger = logging.getLogger(__name__)
 
-Metrics = dict[str, float | None]
-
 _KIB, _GIB = 1 << 10, 1 << 30
 
+TIMES = (
+    "timing_s/trace_wait",
+    "timing_s/log_probs",
+    "timing_s/old_log_prob",
+    "timing_s/native_log_prob",
+    "timing_s/older_log_prob",
+    "timing_s/ref",
+    "timing_s/values",
+    "timing_s/adv",
+    "timing_s/update_critic",
+    "timing_s/update_actor",
+)
+"""The parts of a step whose times every step reports; None for a part that was omitted."""
 
-@dataclass
-class Stopwatch:
-    """Seconds that the parts of a step take, keyed by metric.
 
-    Example: `with watch.of("timing_s/ref"): ...`.
+@contextmanager
+def timed(measured: dict[str, Measured], name: str) -> Iterator[None]:
+    """Measure the time that the `with` block takes on the slowest rank.
+
+    Args:
+        measured: This rank's values, to which the seconds are added.
+        name: The metric's name.
     """
-
-    times_s: dict[str, float] = field(default_factory=dict)
-
-    @contextmanager
-    def of(self, name: str) -> Iterator[None]:
-        """Add the time that the `with` block takes to the named part."""
-        started = time.monotonic()
-        yield
-        self.times_s[name] = self.times_s.get(name, 0.0) + time.monotonic() - started
+    started = time.monotonic()
+    yield
+    measured[name] = Measured(max, time.monotonic() - started)
 
 
-def memory_peaks() -> dict[str, float]:
+def memory_peaks() -> Metrics:
     """Return this process's memory peaks and the machine's current memory use, in GiB."""
-    peaks = {
+    peaks: Metrics = {
         "perf/max_resident_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _KIB / _GIB,
         "perf/cpu_memory_used_gb": psutil.virtual_memory().used / _GIB,
+        "perf/max_memory_allocated_gb": None,
+        "perf/max_memory_reserved_gb": None,
     }
     if torch.cuda.is_available():
         peaks["perf/max_memory_allocated_gb"] = torch.cuda.max_memory_allocated() / _GIB

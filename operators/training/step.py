@@ -21,22 +21,15 @@ host.
 """
 
 import logging
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from operators.training.agree import await_ranks, gathered
-from operators.training.batches.step_data import StepData, valid_rows, without_loss
-from operators.training.critic_step import (
-    PASS,
-    CriticStep,
-    critic_metrics,
-    sweep_values,
-    train_critic,
-)
+from operators.training.batches.step_data import StepData, valid_rows
 from operators.training.errors import ReplayError
+from operators.training.measured import Measured, reduced
 from operators.training.passes.compared import Compared, compare
-from operators.training.passes.flat import BySample
+from operators.training.passes.critic_passes import ValuePass, update_critic, values_pass
 from operators.training.passes.logprob_pass import (
     LogProbPass,
     LogProbs,
@@ -48,22 +41,24 @@ from operators.training.passes.update import Updates, update
 from operators.training.rank import Rank
 from operators.training.replay.counts import Counts, check_passes
 from operators.training.replay.health import NOT_REPLAYED, Evidence, Health, judge, kl_too_high
-from operators.training.speed import Stopwatch, memory_peaks
+from operators.training.speed import TIMES, memory_peaks, timed
 from operators.training.step_metrics import (
-    Metrics,
+    CRITIC,
     RankReport,
-    Spread,
+    critic_metrics,
     finish_reasons_of,
+    measured_advantages,
+    measured_finish_reasons,
+    measured_mismatch,
+    measured_values,
     mismatch_of,
-    reward_kl_metrics,
-    reward_kl_of,
-    spread_of,
+    policy_metrics,
+    replay_metrics,
     total_counts,
-    total_tally,
-    training_metrics,
 )
 from pipeline import progress
 from pipeline.config.tree import RunConfig
+from pipeline.metrics.metric import Metrics
 from pipeline.rl.corrections.report import correction_metrics
 from pipeline.rl.kl import next_coefficient
 from pipeline.rl.mismatch import Mismatch, total_mismatch
@@ -100,10 +95,8 @@ class _Sweeps:
     """
     reference: LogProbs | None
     """Log-probs of the reference; None if the run has no reference."""
-    values: BySample | None
-    """Values of the critic; None if the run has no critic."""
-    value_counts: Counts
-    """Replay counts of the critic's value pass."""
+    values: ValuePass | None
+    """Values of the critic, and their replay counts; None if the run has no critic."""
     routes: Mapping[str, Routes] | None
     """Routes that the updates replay; None for native routing."""
     recorded: Mapping[str, Routes] | None
@@ -129,81 +122,113 @@ def train_step(
         StoreError: The store failed.
     """
     replay = rank.config.actor_rollout_ref.actor.router_replay
-    watch = Stopwatch()
+    measured = dict.fromkeys(TIMES, Measured(max, None))
     health = NOT_REPLAYED
     # Without this wait, a rank that has all its samples would enter a collective in a pass, and
     # wait there for a rank that is still reading.
     data.samples.await_all(data.ids.values())
     await_ranks()
-    with watch.of("timing_s/log_probs"):
+    with timed(measured, "timing_s/log_probs"):
         rank.offload.before_log_probs()
-        sweeps = _sweep(rank, data, first, watch)
+        sweeps = _sweep(rank, data, first, measured)
         trained = sweeps.trained
         if replay.replays_recorded and trained is not None:
-            sweeps, health = _examine(rank, data, sweeps, trained, watch)
-    with watch.of("timing_s/adv"):
+            sweeps, health = _examine(rank, data, sweeps, trained, measured)
+    with timed(measured, "timing_s/adv"):
         correction = rank.config.algorithm.rollout_correction
         old = None if trained is None or correction.bypass_mode else trained.logprobs
-        compared = compare(rank, data, old, sweeps.reference, kl_coef, sweeps.values)
-    of_critic, updates = _updates(rank, data, compared, sweeps, watch)
+        values = None if sweeps.values is None else sweeps.values.values
+        compared = compare(rank, data, old, sweeps.reference, kl_coef, values)
+    updates, of_critic = results = _updates(rank, data, compared, sweeps, measured)
+    measured["timing_s/trace_wait"] = Measured(max, waited_s + data.wait_s)
 
-    position = rank.position
-    reasons = finish_reasons_of(data) if position.speaks_for_samples else Counter[str]()
-    passes = _replays(sweeps, updates, of_critic)
-    reports = gathered(
-        RankReport(
-            mismatch=None if trained is None else _mismatch(rank, data, trained.logprobs),
-            mismatch_native=_mismatch(rank, data, sweeps.native),
-            mismatch_older=_mismatch(rank, data, sweeps.older),
-            staleness=_staleness(rank, data, sweeps),
-            corrections=_tally(compared, updates) if position.speaks_for_samples else None,
-            updates=updates.sums if position.speaks_for_tokens else (),
-            reward_kl=compared.kl,
-            advantages=_advantages(compared) if position.speaks_for_samples else None,
-            critic=None if of_critic is None else of_critic.report,
-            counts=passes if position.speaks_for_rows else {},
-            times_s={**watch.times_s, "timing_s/trace_wait": waited_s + data.wait_s},
-            memory=memory_peaks(),
-            fetched_bytes=None if data.routes is None else data.routes.fetched_bytes,
-            finish_reasons=reasons,
-            without_loss=sum(reasons[reason] for reason in without_loss(rank.config)),
-        )
-    )
-    of_passes = total_counts(reports)
-    if must_replay(rank.config, data.step, of_passes):
-        _check(rank, data, of_passes)
-    counts = next((of for name, of in of_passes.items() if not name.startswith(PASS)), {})
-    metrics = training_metrics(reports, counts, updates.grad_norms)
-    metrics |= correction_metrics(correction.correction, total_tally(reports))
+    reports = gathered(_report(rank, data, sweeps, compared, results, measured))
+    passes = total_counts(reports)
+    if must_replay(rank.config, data.step, passes):
+        _check(rank, data, passes)
+    tally = sum((report.corrections for report in reports), start=Tally())
+    kl = next((report.reward_kl for report in reports if report.reward_kl is not None), None)
+    metrics = {
+        **reduced([report.measured for report in reports]),
+        **policy_metrics([report.updates for report in reports], updates),
+        **replay_metrics(passes),
+        **correction_metrics(correction.correction, tally),
+        **health.metrics,
+        "actor/reward_kl_penalty": None if kl is None else kl.mean,
+        "actor/reward_kl_penalty_coeff": None if kl is None else kl_coef,
+    }
     if of_critic is not None:
-        metrics |= critic_metrics([report.critic for report in reports], of_critic, of_passes)
-    metrics |= {"actor/lr": updates.lr, "update/skipped": updates.skipped}
-    metrics |= {"update/skipped_empty": updates.empty} | health.metrics
-    kl = reward_kl_of(reports)
-    metrics |= reward_kl_metrics(kl, kl_coef)
+        metrics |= critic_metrics([report.critic_updates for report in reports], of_critic, passes)
     coming = None if kl is None else next_coefficient(kl_coef, kl, rank.config.algorithm.kl_ctrl)
     return Trained(metrics, sweeps.recorded, coming)
 
 
+def _report(
+    rank: Rank,
+    data: StepData,
+    sweeps: _Sweeps,
+    compared: Compared,
+    results: tuple[Updates, Updates | None],
+    measured: Mapping[str, Measured],
+) -> RankReport:
+    """Return this rank's numbers, excluding what another rank reports.
+
+    `results` are those of the policy's and of the critic's updates.
+    """
+    position, (updates, of_critic) = rank.position, results
+    found = dict(measured)
+    found |= {name: Measured(max, used) for name, used in memory_peaks().items()}
+    fetched = None if data.routes is None else data.routes.fetched_bytes
+    found["replay/bytes_fetched"] = Measured(sum, fetched)
+    corrections = Tally()
+    if position.speaks_for_samples:
+        trained = None if sweeps.trained is None else sweeps.trained.logprobs
+        found |= measured_mismatch(data, trained, sweeps.native, sweeps.older)
+        found |= measured_finish_reasons(finish_reasons_of(data), rank.config)
+        found |= measured_advantages(compared)
+        if of_critic is not None:
+            found |= measured_values(compared)
+        # Either the step has one tally, or its updates have computed several.
+        corrections = sum(updates.tallies, start=compared.tally or Tally())
+    return RankReport(
+        measured=found,
+        updates=updates.sums if position.speaks_for_tokens else (),
+        critic_updates=of_critic.sums if of_critic and position.speaks_for_tokens else (),
+        counts=_replays(rank, sweeps, updates, of_critic) if position.speaks_for_rows else {},
+        corrections=corrections,
+        reward_kl=compared.kl,
+    )
+
+
 def _updates(
-    rank: Rank, data: StepData, compared: Compared, sweeps: _Sweeps, watch: Stopwatch
-) -> tuple[CriticStep | None, Updates]:
-    """Update the critic, if the run has one, and, after the critic's warm-up, the policy."""
+    rank: Rank, data: StepData, compared: Compared, sweeps: _Sweeps, measured: dict[str, Measured]
+) -> tuple[Updates, Updates | None]:
+    """Update the critic, if the run has one, and, after the critic's warm-up, the policy.
+
+    Returns the results of the policy's updates and of the critic's.
+    """
     of_critic = None
     if rank.critic is not None:
-        with watch.of("timing_s/update_critic"):
-            sweep = (sweeps.value_counts, sweeps.routes)
-            of_critic = train_critic(rank, rank.critic, data, compared, sweep)
+        with timed(measured, "timing_s/update_critic"), rank.offload.of_critic():
+            routes = _critic_routes(rank, sweeps.routes)
+            of_critic = update_critic(rank, rank.critic, data, compared, routes)
     rank.offload.before_updates()  # the export needs these parts even without an update
     if rank.config.has_staleness_pass(data.step + 1):
         rank.older.keep(data.step, rank.chunks)
     if _warms_up(rank.config, data.step):
-        return of_critic, Updates()
-    with watch.of("timing_s/update_actor"):
-        return of_critic, update(rank, data, compared, sweeps.routes)
+        return Updates(), of_critic
+    with timed(measured, "timing_s/update_actor"):
+        return update(rank, data, compared, sweeps.routes), of_critic
 
 
-def _replays(sweeps: _Sweeps, updates: Updates, of_critic: CriticStep | None) -> dict[str, Counts]:
+def _critic_routes(rank: Rank, routes: Mapping[str, Routes] | None) -> Mapping[str, Routes] | None:
+    """Return the routes that the critic replays; None selects native routing."""
+    return routes if rank.config.critic.replay_routes else None
+
+
+def _replays(
+    rank: Rank, sweeps: _Sweeps, updates: Updates, of_critic: Updates | None
+) -> dict[str, Counts]:
     """Return the counts of the passes that replayed routes, keyed by the pass's name."""
     if sweeps.routes is None:
         return {}
@@ -211,7 +236,10 @@ def _replays(sweeps: _Sweeps, updates: Updates, of_critic: CriticStep | None) ->
     if sweeps.recorded is None and sweeps.trained is not None:
         passes["log-prob pass"] = sweeps.trained.counts
     passes |= {f"update epoch {epoch}": counts for epoch, counts in enumerate(updates.counts)}
-    return passes | ({} if of_critic is None else of_critic.counts)
+    if rank.config.critic.replay_routes and sweeps.values is not None and of_critic is not None:
+        passes[f"{CRITIC}values"] = sweeps.values.counts
+        passes |= {f"{CRITIC}epoch {i}": counts for i, counts in enumerate(of_critic.counts)}
+    return passes
 
 
 def _warms_up(config: RunConfig, step: int) -> bool:
@@ -235,7 +263,7 @@ def must_replay(config: RunConfig, step: int, of_passes: Mapping[str, Counts]) -
     return replays and bool(of_passes or not _warms_up(config, step))
 
 
-def _sweep(rank: Rank, data: StepData, first: bool, watch: Stopwatch) -> _Sweeps:
+def _sweep(rank: Rank, data: StepData, first: bool, measured: dict[str, Measured]) -> _Sweeps:
     """Run the log-prob passes of the trained model and the reference, and the critic's value pass.
 
     With bypass_mode, the trained model's log-probs are not needed. The pass still runs in the first
@@ -247,37 +275,37 @@ def _sweep(rank: Rank, data: StepData, first: bool, watch: Stopwatch) -> _Sweeps
     trained: LogProbPass | None = None
     if measures or not rank.config.algorithm.rollout_correction.bypass_mode:
         _say(data, "log-probs")
-        with watch.of("timing_s/old_log_prob"):
+        with timed(measured, "timing_s/old_log_prob"):
             trained = _trained_pass(rank, data)
         if rank.config.actor_rollout_ref.actor.router_replay.records_routes:
             routes = recorded = trained.routes
         if data.routes is None:
             native = trained.logprobs  # the pass was native
     if measures:
-        native = _native(rank, data, watch)
+        native = _native(rank, data, measured)
     older = None
     # An attempt's first step has no copy, because the earlier weights are not in memory.
     if rank.config.has_staleness_pass(data.step) and _has_older(rank, data):
         _say(data, "log-probs with the weights that generated the samples")
-        with watch.of("timing_s/older_log_prob"), rank.older.in_use(rank.chunks):
+        with timed(measured, "timing_s/older_log_prob"), rank.older.in_use(rank.chunks):
             older = native_pass(rank, data, rank.chunks).logprobs
     reference = None
     if rank.reference is not None:
         _say(data, "log-probs of the reference")
-        with watch.of("timing_s/ref"), rank.offload.of_reference():
+        with timed(measured, "timing_s/ref"), rank.offload.of_reference():
             reference = native_pass(rank, data, rank.reference).logprobs
-    values: BySample | None = None
-    counts: Counts = {}
+    values = None
     if rank.critic is not None:
-        with watch.of("timing_s/values"):
-            values, counts = sweep_values(rank, rank.critic, data, routes)
-    return _Sweeps(trained, native, older, reference, values, counts, routes, recorded)
+        _say(data, "values")
+        with timed(measured, "timing_s/values"), rank.offload.of_values():
+            values = values_pass(rank, rank.critic, data, _critic_routes(rank, routes))
+    return _Sweeps(trained, native, older, reference, values, routes, recorded)
 
 
-def _native(rank: Rank, data: StepData, watch: Stopwatch) -> LogProbs:
+def _native(rank: Rank, data: StepData, measured: dict[str, Measured]) -> LogProbs:
     """Compute the trained model's log-probs with native routing, to measure the mismatch."""
     _say(data, "log-probs with native routing")
-    with watch.of("timing_s/native_log_prob"):
+    with timed(measured, "timing_s/native_log_prob"):
         return native_pass(rank, data, rank.chunks).logprobs
 
 
@@ -296,7 +324,7 @@ def _trained_pass(rank: Rank, data: StepData) -> LogProbPass:
 
 
 def _examine(
-    rank: Rank, data: StepData, sweeps: _Sweeps, trained: LogProbPass, watch: Stopwatch
+    rank: Rank, data: StepData, sweeps: _Sweeps, trained: LogProbPass, measured: dict[str, Measured]
 ) -> tuple[_Sweeps, Health]:
     """Compare the recorded routes with the router's choices, and return the verdict for all ranks.
 
@@ -315,7 +343,7 @@ def _examine(
     evidence = gathered(of_rank)
     replayed = total_mismatch(one.replayed for one in evidence)
     if sweeps.native is None and replayed and kl_too_high(replayed, rank.native.kl):
-        sweeps = replace(sweeps, native=_native(rank, data, watch))
+        sweeps = replace(sweeps, native=_native(rank, data, measured))
         evidence += gathered(Evidence(native=_mismatch(rank, data, sweeps.native)))
     native = total_mismatch(one.native for one in evidence)
     if native is not None and native.kl is not None:
@@ -339,16 +367,6 @@ def _examine(
     )
 
 
-def _advantages(compared: Compared) -> Spread | None:
-    """Return the spread of the advantages of this rank's tokens in the loss, or None."""
-    return spread_of(of[compared.mask[id]] for id, of in compared.advantages.items())
-
-
-def _tally(compared: Compared, updates: Updates) -> Tally:
-    """Return the tally of the corrections: the step's own, or the sum over all its updates."""
-    return sum(updates.tallies, start=Tally()) if compared.tally is None else compared.tally
-
-
 def _check(rank: Rank, data: StepData, of_passes: Mapping[str, Counts]) -> None:
     """Raise ReplayError unless every pass replayed all recorded rows."""
     valid, rows = valid_rows(data.columns)
@@ -370,10 +388,3 @@ def _mismatch(rank: Rank, data: StepData, logprobs: LogProbs | None) -> Mismatch
     if logprobs is None or not rank.position.speaks_for_samples:
         return None
     return mismatch_of(data, logprobs)
-
-
-def _staleness(rank: Rank, data: StepData, sweeps: _Sweeps) -> Mismatch | None:
-    """Compare log-probs under the current weights and the samples' version, routed natively."""
-    if sweeps.native is None or sweeps.older is None or not rank.position.speaks_for_samples:
-        return None
-    return mismatch_of(data, sweeps.native, sweeps.older)

@@ -1,4 +1,4 @@
-"""The step's metrics: the report of each rank, and the numbers computed from all reports.
+"""The step's metrics: what each rank reports, and the numbers computed from all reports.
 
 A metric that was not measured has the value None; its key is still present.
 pipeline/metrics/table.py describes the keys.
@@ -11,79 +11,42 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from operators.training.batches.step_data import StepData
-from operators.training.critic_step import CriticReport
+from operators.training.batches.step_data import StepData, without_loss
+from operators.training.measured import Measured, Measurements, mean, spread
+from operators.training.passes.compared import Compared
 from operators.training.passes.custom_loss import OWN_REPORTS
+from operators.training.passes.flat import BySample
 from operators.training.passes.logprob_pass import LogProbs
-from operators.training.replay.counts import Counts, added
-from pipeline.metrics.metric import by_layer
+from operators.training.passes.update import Updates
+from operators.training.replay.counts import Counts, LayerCounts, added
+from pipeline.config.tree import RunConfig
+from pipeline.metrics.metric import Metrics, by_layer
 from pipeline.rl.kl import StepKl
-from pipeline.rl.mismatch import Mismatch, mismatch, total_mismatch
-from pipeline.rl.moments import Tally
+from pipeline.rl.mismatch import Mismatch, mismatch
+from pipeline.rl.moments import EMPTY, Moments, Tally, moments
 from pipeline.traces.format.manifest import BASELINE
 
-Metrics = dict[str, float | None]
 Sums = dict[str, float]
-
-
-@dataclass(frozen=True)
-class Spread:
-    """A sum and extremes over tokens. The spreads of several ranks can be combined.
-
-    Example: Spread(512, 0.25, -1.5, 2.0).
-    """
-
-    count: int
-    total: float
-    least: float
-    largest: float
-
-
-def spread_of(parts: Iterable[npt.NDArray[np.float32]]) -> Spread | None:
-    """Return the spread of all values; None if there are no values."""
-    values_T = np.concatenate([np.zeros(0, np.float32), *parts])
-    if not len(values_T):
-        return None
-    total = float(values_T.sum(dtype=np.float64))
-    return Spread(len(values_T), total, float(values_T.min()), float(values_T.max()))
+CRITIC = "critic: "
+"""The prefix of the critic's passes in the replay counts."""
 
 
 @dataclass(frozen=True)
 class RankReport:
     """One rank's numbers for a step, excluding what another rank reports."""
 
-    mismatch: Mismatch | None = None
-    """Mismatch of the log-prob pass; None if not measured, or if reported by another rank."""
-    mismatch_native: Mismatch | None = None
-    """Mismatch with native routing; None if not measured, or if reported by another rank."""
+    measured: Measurements = field(default_factory=dict)
     updates: Sequence[Sums] = ()
-    """Sums over tokens, per mini-batch, including the number of `tokens` and the loss's
-    `divisor`."""
-    reward_kl: StepKl | None = None
-    """KL of the step over all ranks; None on earlier stages, and if the reward contains no KL."""
-    critic: CriticReport | None = None
-    """The critic's numbers; None if the run has no critic."""
+    """Sums over tokens, per mini-batch of the policy, including the number of `tokens` and the
+    loss's `divisor`. They are not in `measured`, because a number that a user's loss reports on
+    some ranks is divided by the tokens of all ranks."""
+    critic_updates: Sequence[Sums] = ()
+    """The same sums for the critic."""
     counts: Mapping[str, Counts] = field(default_factory=dict)
     """Replay counts, keyed by the pass's name; every pass covers the entire step."""
-    times_s: Sums = field(default_factory=dict)
-    memory: Mapping[str, float] = field(default_factory=dict)
-    """Memory in GiB, keyed by metric."""
-    fetched_bytes: int | None = None
-    """Size in bytes of the recorded routes fetched from the store; None if none are read."""
-    finish_reasons: Mapping[str, int] = field(default_factory=dict)
-    """Number of samples for each reason why generation ended."""
-    without_loss: int = 0
-    """Number of samples that are not trained on because of their finish reason."""
-    advantages: Spread | None = None
-    """Advantages of tokens in the loss; None if there are none, or if reported by another rank."""
-    corrections: Tally | None = None
-    """The tally of the corrections; None if reported by another rank."""
-    mismatch_older: Mismatch | None = None
-    """Mismatch with the weights of the samples' version and native routing; None if not measured,
-    or if reported by another rank."""
-    staleness: Mismatch | None = None
-    """Mismatch between the trainer's current weights and the weights of the samples' version, both
-    with native routing; None if not measured, or if reported by another rank."""
+    corrections: Tally = field(default_factory=Tally)
+    reward_kl: StepKl | None = None
+    """KL of the step over all ranks; None on earlier stages, and if the reward contains no KL."""
 
 
 def mismatch_of(data: StepData, logprobs: LogProbs, sampled: LogProbs | None = None) -> Mismatch:
@@ -103,11 +66,89 @@ def mismatch_of(data: StepData, logprobs: LogProbs, sampled: LogProbs | None = N
     return total
 
 
+def measured_mismatch(
+    data: StepData, trained: LogProbs | None, native: LogProbs | None, older: LogProbs | None
+) -> Measurements:
+    """Return the mismatch of this rank's samples; None stands for log-probs that are not known.
+
+    Args:
+        data: This rank's data for the step.
+        trained: Log-probs with the same routing as the updates.
+        native: Log-probs with native routing.
+        older: Log-probs with native routing and the weights of the samples' version.
+    """
+
+    def distance(logprobs: LogProbs | None, sampled: LogProbs | None = None) -> Mismatch:
+        return Mismatch(0, 0.0, 0) if logprobs is None else mismatch_of(data, logprobs, sampled)
+
+    distances = {
+        "": distance(trained),
+        "_native": distance(native),
+        "_engine": distance(older),
+        "_staleness": distance(None if older is None else native, older),
+    }
+    found = {}
+    for name, of in distances.items():
+        found[f"mismatch/kl{name}"] = mean(of.kl_sum, of.tokens)
+        found[f"mismatch/extreme_share{name}"] = mean(of.extreme, of.tokens)
+    return found
+
+
 def finish_reasons_of(data: StepData) -> Counter[str]:
     """Count this data-parallel rank's samples by finish reason, excluding greedy baselines."""
     marks = data.manifest.rows["not_trained"].to_pylist()
     ids = (id for id, mark in zip(data.manifest.ids, marks, strict=True) if mark != BASELINE)
     return Counter(data.samples[id].finish_reason for id in ids)
+
+
+def measured_finish_reasons(reasons: Counter[str], config: RunConfig) -> Measurements:
+    """Return the shares of incomplete samples, and the number of samples that have no loss.
+
+    Args:
+        reasons: Number of this data-parallel rank's samples for each finish reason.
+        config: The run's settings.
+    """
+    return {
+        "response_length/clip_ratio": mean(reasons["length"], reasons.total()),
+        "response/aborted_ratio": mean(reasons["abort"], reasons.total()),
+        "response/masked": Measured(sum, sum(reasons[reason] for reason in without_loss(config))),
+    }
+
+
+def measured_advantages(compared: Compared) -> Measurements:
+    """Return the spread of the advantages of this rank's tokens in the loss."""
+    of_tokens = compared.advantages
+    return spread("critic/advantages", _in_loss(of_tokens, compared.mask, of_tokens))
+
+
+def measured_values(compared: Compared) -> Measurements:
+    """Return the spread of the critic's values and returns, before the updates.
+
+    vf_explained_var is 1 - var(returns - values) / (var(returns) + 1e-5).
+    """
+    mask = compared.mask
+    values_T, returns_T = (
+        _in_loss(of_tokens or {}, mask, sorted(mask)).astype(np.float64)
+        for of_tokens in (compared.values, compared.returns)
+    )
+    both = moments(returns_T - values_T), moments(returns_T)
+    return {
+        "critic/vf_explained_var": Measured(_explained, both),
+        **spread("critic/values", values_T),
+        **spread("critic/returns", returns_T),
+    }
+
+
+def _explained(of_ranks: Sequence[tuple[Moments, Moments]]) -> float | None:
+    errors, returns = (sum(parts, start=EMPTY) for parts in zip(*of_ranks, strict=True))
+    if errors.variance is None or returns.variance is None:
+        return None
+    return 1.0 - errors.variance / (returns.variance + 1e-5)
+
+
+def _in_loss(values: BySample, mask: BySample, ids: Iterable[str]) -> npt.NDArray[np.float32]:
+    """Return the values of the samples' tokens that the loss includes, float32 [T]."""
+    return np.concatenate([np.empty(0, np.float32), *(values[id][mask[id]] for id in ids)])
 
 
 def total_counts(reports: Sequence[RankReport]) -> dict[str, Counts]:
@@ -116,68 +157,66 @@ def total_counts(reports: Sequence[RankReport]) -> dict[str, Counts]:
     return {name: added(r.counts[name] for r in reports if name in r.counts) for name in names}
 
 
-def total_tally(reports: Sequence[RankReport]) -> Tally:
-    """Return the tally of the corrections over all ranks."""
-    parts = (report.corrections for report in reports)
-    return sum((part for part in parts if part is not None), start=Tally())
-
-
-def training_metrics(
-    reports: Sequence[RankReport], counts: Counts, grad_norms: Sequence[float]
-) -> Metrics:
-    """Return the training metrics: losses, mismatch, replay, times and memory.
-
-    Losses are means over mini-batches. Times and memory are the largest values over all ranks.
+def policy_metrics(of_ranks: Iterable[Sequence[Sums]], updates: Updates) -> Metrics:
+    """Return the metrics of the policy's updates. Losses are means over mini-batches.
 
     Args:
-        reports: The reports of all ranks.
-        counts: Counts from one pass with replay, over all ranks, keyed by layer; {} if nothing was
-            replayed.
-        grad_norms: Norms of the gradients, one for each mini-batch with an optimizer step.
+        of_ranks: The sums of all ranks, per mini-batch; empty for ranks that report none.
+        updates: This rank's results.
     """
-    mini_batches = _mini_batches(reports)
-
-    def mean(name: str, over: str = "tokens") -> float | None:
-        means = [sums[name] / max(sums[over], 1) for sums in mini_batches if name in sums]
-        return float(np.mean(means)) if means else None
-
-    log_ratio = mean("log_ratio")
-    fetched = [r.fetched_bytes for r in reports if r.fetched_bytes is not None]
-    reasons = sum((Counter(report.finish_reasons) for report in reports), Counter[str]())
+    mini_batches = _mini_batches(of_ranks)
+    log_ratio = _mean(mini_batches, "log_ratio")
     return {
-        "actor/pg_loss": mean("policy", "divisor"),
-        "actor/kl_loss": mean("kl", "divisor"),
-        "actor/entropy": mean("entropy"),
-        "actor/pg_clipfrac": mean("clipped"),
-        "actor/pg_clipfrac_lower": mean("dual_clipped"),
+        "actor/pg_loss": _mean(mini_batches, "policy", "divisor"),
+        "actor/kl_loss": _mean(mini_batches, "kl", "divisor"),
+        "actor/entropy": _mean(mini_batches, "entropy"),
+        "actor/pg_clipfrac": _mean(mini_batches, "clipped"),
+        "actor/pg_clipfrac_lower": _mean(mini_batches, "dual_clipped"),
         "actor/ppo_kl": None if log_ratio is None else 0.0 - log_ratio,
         "actor/tokens": sum(sums["tokens"] for sums in mini_batches),
-        "actor/grad_norm": float(np.mean(grad_norms)) if len(grad_norms) else None,
-        "response_length/clip_ratio": _share(reasons, "length"),
-        "response/aborted_ratio": _share(reasons, "abort"),
-        "response/masked": sum(report.without_loss for report in reports),
-        **_advantage_metrics([report.advantages for report in reports]),
-        **_mismatch_metrics(reports),
-        **{f"policy_loss/{name}": mean(name) for name in _of_users(mini_batches)},
-        **replay_metrics(counts),
-        "replay/bytes_fetched": sum(fetched) if fetched else None,
-        **_largest(_TIMES, [report.times_s for report in reports]),
-        **_largest(_MEMORY, [report.memory for report in reports]),
+        **{f"policy_loss/{name}": _mean(mini_batches, name) for name in _of_users(mini_batches)},
+        **_of_optimizer("actor", "update", updates),
     }
 
 
-def _mismatch_metrics(reports: Sequence[RankReport]) -> Metrics:
-    distances = {
-        "": total_mismatch(report.mismatch for report in reports),
-        "_native": total_mismatch(report.mismatch_native for report in reports),
-        "_engine": total_mismatch(report.mismatch_older for report in reports),
-        "_staleness": total_mismatch(report.staleness for report in reports),
+def critic_metrics(
+    of_ranks: Iterable[Sequence[Sums]], updates: Updates, passes: Mapping[str, Counts]
+) -> Metrics:
+    """Return the metrics of the critic's updates and of its first pass with replay.
+
+    Without replay, the coverage is 0.
+
+    Args:
+        of_ranks: The sums of all ranks, per mini-batch; empty for ranks that report none.
+        updates: This rank's results.
+        passes: Replay counts over all ranks, keyed by pass.
+    """
+    mini_batches = _mini_batches(of_ranks)
+    total = sum(_first(passes, of_critic=True).values(), start=LayerCounts())
+    rows = total.replayed + total.native
+    return {
+        "critic/vf_loss": _mean(mini_batches, "vf_loss", "divisor"),
+        "critic/vf_clipfrac": _mean(mini_batches, "vf_clipped"),
+        "critic/vpred_mean": _mean(mini_batches, "vpred"),
+        **_of_optimizer("critic", "critic", updates),
+        "critic/replay/coverage": total.replayed / rows if rows else 0.0,
+        "critic/replay/agreement": total.agreeing / total.replayed if total.replayed else None,
     }
-    found: Metrics = {}
-    for name, of in distances.items():
-        found[f"mismatch/kl{name}"] = None if of is None else of.kl
-        found[f"mismatch/extreme_share{name}"] = None if of is None else of.extreme_share
-    return found
+
+
+def _mini_batches(of_ranks: Iterable[Sequence[Sums]]) -> list[Sums]:
+    """Return sums over ranks, per mini-batch.
+
+    A number that a user's loss does not report on some rank counts as 0 there.
+    """
+    reporting = (of_rank for of_rank in of_ranks if of_rank)
+    return [added(of_mini_batch) for of_mini_batch in zip(*reporting, strict=True)]
+
+
+def _mean(mini_batches: Sequence[Sums], name: str, over: str = "tokens") -> float | None:
+    """Return the mean, over mini-batches, of a sum divided by the sum named `over`."""
+    means = [sums[name] / max(sums[over], 1) for sums in mini_batches if name in sums]
+    return float(np.mean(means)) if means else None
 
 
 def _of_users(mini_batches: Sequence[Sums]) -> list[str]:
@@ -186,68 +225,25 @@ def _of_users(mini_batches: Sequence[Sums]) -> list[str]:
     return sorted(named - OWN_REPORTS - {"clipped", "dual_clipped", "log_ratio"})
 
 
-_TIMES = (
-    "timing_s/trace_wait",
-    "timing_s/log_probs",
-    "timing_s/old_log_prob",
-    "timing_s/native_log_prob",
-    "timing_s/older_log_prob",
-    "timing_s/ref",
-    "timing_s/values",
-    "timing_s/adv",
-    "timing_s/update_critic",
-    "timing_s/update_actor",
-)
-_MEMORY = (
-    "perf/max_memory_allocated_gb",
-    "perf/max_memory_reserved_gb",
-    "perf/max_resident_gb",
-    "perf/cpu_memory_used_gb",
-)
-
-
-def _largest(names: Sequence[str], of_ranks: Sequence[Mapping[str, float]]) -> Metrics:
-    """Return the largest value of any rank for each name; None if no rank has a value."""
+def _of_optimizer(model: str, prefix: str, updates: Updates) -> Metrics:
+    norms = updates.grad_norms
     return {
-        name: max((found[name] for found in of_ranks if name in found), default=None)
-        for name in names
+        f"{model}/grad_norm": float(np.mean(norms)) if norms else None,
+        f"{model}/lr": updates.lr,
+        f"{prefix}/skipped": updates.skipped,
+        f"{prefix}/skipped_empty": updates.empty,
     }
 
 
-def _advantage_metrics(of_ranks: Sequence[Spread | None]) -> Metrics:
-    name, spreads = "critic/advantages", [spread for spread in of_ranks if spread is not None]
-    if not spreads:
-        return {f"{name}/mean": None, f"{name}/max": None, f"{name}/min": None}
-    total = sum(spread.total for spread in spreads)
-    return {
-        f"{name}/mean": total / sum(spread.count for spread in spreads),
-        f"{name}/max": max(spread.largest for spread in spreads),
-        f"{name}/min": min(spread.least for spread in spreads),
-    }
-
-
-def _share(reasons: Counter[str], reason: str) -> float | None:
-    return reasons[reason] / reasons.total() if reasons else None
-
-
-def reward_kl_of(reports: Sequence[RankReport]) -> StepKl | None:
-    """Return the KL in the reward, if any; all last-stage ranks report the same KL."""
-    return next((report.reward_kl for report in reports if report.reward_kl is not None), None)
-
-
-def reward_kl_metrics(kl: StepKl | None, coefficient: float) -> Metrics:
-    """Return the metrics of the KL in the reward, under verl's names."""
-    return {
-        "actor/reward_kl_penalty": None if kl is None else kl.mean,
-        "actor/reward_kl_penalty_coeff": None if kl is None else coefficient,
-    }
-
-
-def replay_metrics(counts: Counts) -> Metrics:
-    """Return the replay metrics.
+def replay_metrics(passes: Mapping[str, Counts]) -> Metrics:
+    """Return the replay metrics of the policy's first pass with replay; None if there is none.
 
     Rows are counted in one layer, because every layer has the same rows (`check_passes`).
+
+    Args:
+        passes: Replay counts over all ranks, keyed by pass.
     """
+    counts = _first(passes, of_critic=False)
     if not counts:
         names = ("coverage", "agreement", "rows", "rows_native", "rows_padding", "layers")
         return {f"replay/{name}": None for name in names}
@@ -264,16 +260,6 @@ def replay_metrics(counts: Counts) -> Metrics:
     }
 
 
-def _mini_batches(reports: Sequence[RankReport]) -> list[Sums]:
-    """Return sums over ranks, per mini-batch.
-
-    A number that a user's loss does not report on some rank counts as 0 there.
-    """
-    parts = [report.updates for report in reports if report.updates]
-    return [
-        {
-            name: sum(sums.get(name, 0.0) for sums in of_ranks)
-            for name in {name: None for sums in of_ranks for name in sums}
-        }
-        for of_ranks in zip(*parts, strict=True)
-    ]
+def _first(passes: Mapping[str, Counts], of_critic: bool) -> Counts:
+    """Return the counts of the first pass of the critic or of the policy; {} if there is none."""
+    return next((of for name, of in passes.items() if name.startswith(CRITIC) == of_critic), {})

@@ -3,9 +3,12 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 Metrics = dict[str, float | None]
 """A step's values by name; None for a metric that was not measured."""
+
+T = TypeVar("T")
 
 _LAYER = "/layer_"
 
@@ -53,7 +56,7 @@ class Group:
     metrics: tuple[Metric, ...]
 
 
-def by_layer(name: str, values: Mapping[int, float]) -> Metrics:
+def by_layer(name: str, values: Mapping[int, T]) -> dict[str, T]:
     """Return the values of a metric in each layer of the model, as separate metrics.
 
     Example: by_layer("replay/agreement", {3: 0.98}) -> {"replay/agreement/layer_3": 0.98}.

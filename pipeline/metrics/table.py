@@ -4,9 +4,10 @@ Metrics that verl's dashboards show have verl's names; all others (mismatch, rep
 are specific to Retrace. `make docs` generates docs/metrics.md from this table. A test compares the
 table with the metrics of real runs.
 
-To add a metric, write it to the step's `metrics` (operators/training/step_metrics.py, or a dict
-that is merged into `Trained.metrics`), add a row to its group below, and run `make docs`. These
-are examples of rows:
+To add a metric, measure its value where it arises, with a reduction over the ranks
+(operators/training/measured.py), and give it to the rank's report (`_report` in step.py). Then add
+a row to its group below, and run `make docs`. `by_layer` (metric.py) names the values of a metric
+in each layer. These are examples of rows:
 
     Metric("actor/my_number", "tokens", "The counted tokens, and the set they are from.")
     Metric("critic/values/{mean,max,min}", "", "Value of a token.", when="the run has a critic")
@@ -14,8 +15,8 @@ are examples of rows:
 
 A row without `when` describes a metric of every step; its value is None if it was not measured. A
 row with `when` describes a metric that is reported only for steps in which the condition holds. The
-module former.py keeps the old names of renamed metrics. A Stopwatch (operators/training/speed.py)
-measures times; `_TIMES` in step_metrics.py lists the names of these metrics.
+module former.py keeps the old names of renamed metrics. `timed` (operators/training/speed.py)
+measures times; `TIMES` in the same module lists the names of these metrics.
 """
 
 from pipeline.metrics.correction_rows import CORRECTIONS, MISMATCH

@@ -33,18 +33,6 @@ _COLUMNS = (
 
 
 @dataclass(frozen=True)
-class CriticLayouts:
-    """Layouts for the critic's passes.
-
-    Each sample stays on the rank to which the actor's layout assigns it.
-    """
-
-    updates: Layout
-    values: Layout
-    """Layout of the value pass: the same mini-batches, cut into different micro-batches."""
-
-
-@dataclass(frozen=True)
 class StepData:
     """One rank's data for a sealed step."""
 
@@ -56,16 +44,10 @@ class StepData:
     """Rewards of all samples; NaN if the sample is not trained on."""
     groups_N: npt.NDArray[np.int64]
     """For each sample, the number of its group."""
-    layout: Layout
-    """Layout of the updates."""
-    logprob_layout: Layout
-    """Layout of the trained model's log-prob pass, which is the first pass to read the samples. The
-    pass has the same mini-batches on the same ranks as the updates, cut into different
-    micro-batches."""
-    reference_layout: Layout | None
-    """Layout of the reference's log-prob pass; None if there is no reference."""
-    critic: CriticLayouts | None
-    """Layouts for the critic's passes; None if there is no critic."""
+    layouts: Mapping[Pass, Layout]
+    """Layout of each pass of the step. A sample is on the same rank in all of them. The passes of a
+    model have the same mini-batches, cut into different micro-batches. The first pass to read the
+    samples is `log_prob`."""
     ids: Mapping[int, str]
     """Ids of this rank's samples, keyed by row of the manifest."""
     samples: SampleStream
@@ -82,6 +64,11 @@ class StepData:
     def step(self) -> int:
         """The step's number."""
         return self.manifest.step
+
+    @property
+    def layout(self) -> Layout:
+        """Layout of the updates."""
+        return self.layouts["update"]
 
     @property
     def wait_s(self) -> float:
@@ -127,18 +114,18 @@ def load_step(
     columns = sealed.columns(_COLUMNS)
     groups_N = group_codes(columns)
     lengths_N = columns["rows_total"].to_numpy()
-    layouts: dict[LayoutRules, Layout] = {}
-    of_pass = {one: pass_rules(rules, config, one) for one in passes_of(config)}
+    made: dict[LayoutRules, Layout] = {}
+    layouts: dict[Pass, Layout] = {}
     rank_N = None
-    for one, of_one in of_pass.items():
+    for one in passes_of(config):
+        of_one = pass_rules(rules, config, one)
         _check_lengths(sealed, lengths_N, of_one, budget(config, one).tokens_key)
-        if of_one not in layouts:
+        if of_one not in made:
             lengths = lengths_N.astype(np.int64)
-            made = make_layout(sealed.head.step, groups_N, lengths, of_one, rank_N)
-            rank_N = made.rank_N if rank_N is None else rank_N
-            layouts[of_one] = made
-    layout, logprob_layout = layouts[of_pass["update"]], layouts[of_pass["log_prob"]]
-    rows = logprob_layout.rows(dp_rank)
+            made[of_one] = make_layout(sealed.head.step, groups_N, lengths, of_one, rank_N)
+        layouts[one] = made[of_one]
+        rank_N = layouts["update"].rank_N
+    rows = layouts["log_prob"].rows(dp_rank)
     manifest = sealed.select(rows)
     routes = None
     if replays and geometry is not None:
@@ -149,12 +136,7 @@ def load_step(
         columns=columns,
         rewards_N=rewards_N,
         groups_N=groups_N,
-        layout=layout,
-        logprob_layout=logprob_layout,
-        reference_layout=layouts[of_pass["reference"]] if "reference" in of_pass else None,
-        critic=CriticLayouts(layouts[of_pass["critic_update"]], layouts[of_pass["values"]])
-        if "values" in of_pass
-        else None,
+        layouts=layouts,
         ids=dict(zip(rows.tolist(), manifest.ids, strict=True)),
         samples=SampleStream(store, manifest),
         untrained=frozenset(np.array(manifest.ids, object)[np.isnan(rewards_N[rows])]),

@@ -7,8 +7,7 @@ Dimensions: B rows in a micro-batch, M positions that this rank holds, T respons
 positions predict, U response tokens on all context-parallel ranks, G response tokens in a sample.
 """
 
-import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,26 +16,24 @@ import numpy.typing as npt
 import torch
 
 from operators.training.batches.layout import MiniBatch
-from operators.training.batches.micro_batch import MicroBatch, ResponseTokens
-from operators.training.batches.step_data import CriticLayouts, StepData
-from operators.training.megatron.schedules import forward_pass, training_pass
+from operators.training.batches.micro_batch import ResponseTokens
+from operators.training.batches.step_data import StepData
+from operators.training.megatron.schedules import training_pass
 from operators.training.passes.compared import Compared
 from operators.training.passes.flat import BySample
 from operators.training.passes.objective import Report
 from operators.training.passes.samples import SamplesOfBatch
-from operators.training.passes.share import lay_out_share, make_replayers, of_all_ranks
+from operators.training.passes.share import lay_out_share, make_replayers, token_values
 from operators.training.passes.totals import totals_of
 from operators.training.passes.update import SteppedModel, Updates, auxiliary_scale, optimizer_steps
 from operators.training.rank import Rank, TrainedCritic
 from operators.training.replay.counts import Counts, added, counts_of
-from operators.training.replay.hooks import Replayer, bound
+from operators.training.replay.hooks import bound
 from pipeline import progress
 from pipeline.rl.losses.aggregate import aggregation
 from pipeline.rl.losses.formulas import value_loss
 from pipeline.rl.losses.types import Samples
 from pipeline.traces.format.types import Routes
-
-logger = logging.getLogger(__name__)
 
 RoutesBySample = Mapping[str, Routes]
 
@@ -71,40 +68,12 @@ def values_pass(
         data: This rank's data for the step.
         routes: Routes to replay, keyed by sample id; None for native routing.
     """
-    found = ValuePass()
-    for mini_batch in progress.counted(layouts_of(data).values.epoch(0)):
+    found, model = ValuePass(), (critic.model.chunks, critic.routers)
+    for mini_batch in progress.counted(data.layouts["values"].epoch(0)):
         batches = lay_out_share(rank, data, mini_batch, routes)
-        replayers = _replayers(rank, batches, routes)
-        found.values |= _values(rank, critic, batches, replayers)
+        replayers = make_replayers(rank.geometry, batches, routes)
+        found.values |= token_values(rank, model, batches, replayers, _of_response)
         found.counts = added([found.counts, counts_of(replayers)])
-    return found
-
-
-def layouts_of(data: StepData) -> CriticLayouts:
-    """Return the layouts for the critic's passes."""
-    if data.critic is None:
-        raise ValueError(f"step {data.step} was loaded for a run without a critic")
-    return data.critic
-
-
-def _values(
-    rank: Rank,
-    critic: TrainedCritic,
-    batches: Sequence[MicroBatch],
-    replayers: Mapping[int, Replayer],
-) -> dict[str, npt.NDArray[np.float32]]:
-    def of_response(index: int, values_BM1: torch.Tensor) -> npt.NDArray[np.float32]:
-        response = batches[index].response
-        values_T = _of_response(response, values_BM1)
-        made: npt.NDArray[np.float32] = of_all_ranks(rank, response, values_T).cpu().numpy()
-        return made
-
-    with bound(critic.routers if replayers else {}, replayers, forward_only=True):
-        chunks = critic.model.chunks
-        results = forward_pass(chunks, batches, of_response, rank.with_padding_mask)
-    found: dict[str, npt.NDArray[np.float32]] = {}
-    for batch, values_U in zip(batches, results, strict=bool(results)):
-        found |= batch.response.split(values_U)
     return found
 
 
@@ -112,14 +81,6 @@ def _of_response(response: ResponseTokens, values_BM1: torch.Tensor) -> torch.Te
     """Return the values of this rank's response tokens, float32 [T]."""
     places_T = torch.from_numpy(response.places_T).to(values_BM1.device)
     return values_BM1.flatten().index_select(0, places_T).float()
-
-
-def _replayers(
-    rank: Rank, batches: Sequence[MicroBatch], routes: RoutesBySample | None
-) -> dict[int, Replayer]:
-    if routes is None or rank.geometry is None:
-        return {}
-    return make_replayers(rank.geometry, batches)
 
 
 def update_critic(
@@ -143,7 +104,7 @@ def update_critic(
         ReplayError: A pass did not use its routes exactly once.
     """
     updates = Updates(lr=critic.rates.set(data.step))
-    mini_batches = layouts_of(data).updates.mini_batches
+    mini_batches = data.layouts["critic_update"].mini_batches
     progress.say(f"step {data.step}: updates of the critic", len(mini_batches), "mini-batches")
     place = f"step {data.step}, mini-batch {{}} of the critic"
     optimizer_steps(
@@ -181,7 +142,7 @@ def critic_gradients(
         replay counts.
     """
     batches = lay_out_share(rank, data, mini_batch, routes)
-    replayers = _replayers(rank, batches, routes)
+    replayers = make_replayers(rank.geometry, batches, routes)
 
     totals, positions = totals_of(rank, data, mini_batch, compared)
 

@@ -10,14 +10,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from operators.training.batches.micro_batch import MicroBatch
+from operators.training.batches.micro_batch import MicroBatch, ResponseTokens
 from operators.training.batches.step_data import StepData
-from operators.training.megatron.schedules import Chunk, forward_pass
+from operators.training.megatron.schedules import Chunk
 from operators.training.passes.share import (
     lay_out_share,
     make_replayers,
-    of_all_ranks,
     response_logprobs,
+    token_values,
 )
 from operators.training.rank import Rank
 from operators.training.replay.counts import (
@@ -27,7 +27,7 @@ from operators.training.replay.counts import (
     counts_of,
     sample_counts_of,
 )
-from operators.training.replay.hooks import Recorder, Replayer, bound
+from operators.training.replay.hooks import Recorder, Replayer
 from operators.training.replay.recording import RouteGroups, make_recorders, recorded_routes
 from pipeline import progress
 from pipeline.traces.format.types import Routes
@@ -59,22 +59,22 @@ def native_pass(rank: Rank, data: StepData, chunks: Sequence[Chunk]) -> LogProbP
         chunks: The chunks of the trained model or of the reference.
     """
     found = LogProbPass()
-    own = data.reference_layout if chunks is rank.reference else None
-    for mini_batch in progress.counted((own or data.logprob_layout).epoch(0)):
+    layout = data.layouts["reference" if chunks is rank.reference else "log_prob"]
+    for mini_batch in progress.counted(layout.epoch(0)):
         batches = lay_out_share(rank, data, mini_batch, None)
-        _forward(rank, chunks, batches, {}, found)
+        found.logprobs |= _forward(rank, chunks, batches, {})
     return found
 
 
 def recording_pass(rank: Rank, data: StepData) -> LogProbPass:
     """Compute log-probs of the trained model with native routing, and record the routes (R2)."""
     found = LogProbPass()
-    for mini_batch in progress.counted(data.logprob_layout.epoch(0)):
+    for mini_batch in progress.counted(data.layouts["log_prob"].epoch(0)):
         batches = lay_out_share(rank, data, mini_batch, None)
         if rank.geometry is None:
             raise ValueError("a dense model has no routes to record")
         recorders = make_recorders(rank.geometry, len(batches))
-        _forward(rank, rank.chunks, batches, recorders, found)
+        found.logprobs |= _forward(rank, rank.chunks, batches, recorders)
         found.routes |= recorded_routes(recorders, rank.geometry, batches, _route_groups(rank))
     return found
 
@@ -99,12 +99,10 @@ def replaying_pass(rank: Rank, data: StepData, routes: Mapping[str, Routes]) -> 
         ReplayError: The pass did not use its routes exactly once.
     """
     found = LogProbPass()
-    for mini_batch in progress.counted(data.logprob_layout.epoch(0)):
+    for mini_batch in progress.counted(data.layouts["log_prob"].epoch(0)):
         batches = lay_out_share(rank, data, mini_batch, routes)
-        if rank.geometry is None:
-            raise ValueError("a dense model cannot replay routes")
-        replayers = make_replayers(rank.geometry, batches)
-        _forward(rank, rank.chunks, batches, replayers, found)
+        replayers = make_replayers(rank.geometry, batches, routes)
+        found.logprobs |= _forward(rank, rank.chunks, batches, replayers)
         found.counts = added([found.counts, counts_of(replayers)])
         found.samples |= sample_counts_of(replayers, batches)
     return found
@@ -123,12 +121,7 @@ def logprobs_of(
     Returns:
         float32 [G] each, keyed by sample id, on the last pipeline stage; an empty dict elsewhere.
     """
-    found = LogProbPass()
-    replayers: Mapping[int, Replayer] = {}
-    if routes is not None and rank.geometry is not None:
-        replayers = make_replayers(rank.geometry, batches)
-    _forward(rank, rank.chunks, batches, replayers, found)
-    return found.logprobs
+    return _forward(rank, rank.chunks, batches, make_replayers(rank.geometry, batches, routes))
 
 
 def _forward(
@@ -136,14 +129,8 @@ def _forward(
     chunks: Sequence[Chunk],
     batches: Sequence[MicroBatch],
     objects: Mapping[int, Recorder | Replayer],
-    found: LogProbPass,
-) -> None:
-    def logprobs(index: int, hidden_BMH: torch.Tensor) -> npt.NDArray[np.float32]:
-        response = batches[index].response
-        logprobs_T, _ = response_logprobs(rank, chunks, response, hidden_BMH)
-        return of_all_ranks(rank, response, logprobs_T).cpu().numpy()
+) -> LogProbs:
+    def logprobs(response: ResponseTokens, hidden_BMH: torch.Tensor) -> torch.Tensor:
+        return response_logprobs(rank, chunks, response, hidden_BMH)[0]
 
-    with bound(rank.routers if objects else {}, objects, forward_only=True):
-        results = forward_pass(chunks, batches, logprobs, rank.with_padding_mask)
-    for batch, logprobs_U in zip(batches, results, strict=bool(results)):
-        found.logprobs |= batch.response.split(logprobs_U)
+    return token_values(rank, (chunks, rank.routers), batches, objects, logprobs)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, overload
 
+import numpy as np
 import numpy.typing as npt
 import torch
 import torch.distributed as dist
@@ -12,10 +13,10 @@ from operators.training.batches.layout import MiniBatch
 from operators.training.batches.micro_batch import Contents, MicroBatch, ResponseTokens, lay_out
 from operators.training.batches.step_data import StepData, without_loss
 from operators.training.megatron.head import output_weight
-from operators.training.megatron.schedules import Chunk
+from operators.training.megatron.schedules import Chunk, forward_pass
 from operators.training.passes.logprobs import logprobs_and_entropy
 from operators.training.rank import Rank
-from operators.training.replay.hooks import Replayer
+from operators.training.replay.hooks import Recorder, Replayer, Router, bound
 from pipeline.model.geometry import Geometry
 from pipeline.traces.format.types import Routes
 
@@ -102,8 +103,18 @@ class Share(Sequence[T]):
         return self._kept[index]
 
 
-def make_replayers(geometry: Geometry, batches: Sequence[MicroBatch]) -> dict[int, Replayer]:
-    """Create a replayer for each MoE layer of this rank; `batches` were laid out with routes."""
+def make_replayers(
+    geometry: Geometry | None, batches: Sequence[MicroBatch], routes: Mapping[str, Routes] | None
+) -> dict[int, Replayer]:
+    """Create a replayer for each MoE layer of this rank; {} for a dense model or native routing.
+
+    Args:
+        geometry: Geometry of this rank's MoE layers; None for a dense model.
+        batches: The micro-batches of a pass, laid out with `routes`.
+        routes: Routes to replay, keyed by sample id; None for native routing.
+    """
+    if geometry is None or routes is None:
+        return {}
     kinds_R = Share(len(batches), lambda batch: batches[batch].rows.kinds_R)
 
     def sets_of(column: int) -> Share[npt.NDArray[Any]]:
@@ -175,3 +186,39 @@ def of_all_ranks(rank: Rank, response: ResponseTokens, values_T: torch.Tensor) -
     values_U[torch.from_numpy(response.own_T).to(values_T.device)] = values_T
     dist.all_reduce(values_U, group=rank.position.context_group)
     return values_U
+
+
+def token_values(
+    rank: Rank,
+    model: tuple[Sequence[Chunk], Mapping[int, Router]],
+    batches: Sequence[MicroBatch],
+    objects: Mapping[int, Recorder | Replayer],
+    values_of: Callable[[ResponseTokens, torch.Tensor], torch.Tensor],
+) -> dict[str, npt.NDArray[np.float32]]:
+    """Run a forward pass that computes a number for each response token.
+
+    Args:
+        rank: This training rank.
+        model: The model's chunks and its MoE routers.
+        batches: This rank's micro-batches.
+        objects: A recorder or replayer for each router; {} for native routing.
+        values_of: Returns the values [T] of this rank's response tokens in a micro-batch, given
+            the output of the model.
+
+    Returns:
+        float32 [G] each, keyed by sample id, on the last pipeline stage; an empty dict elsewhere.
+    """
+    chunks, routers = model
+
+    def finish(index: int, output_BMX: torch.Tensor) -> npt.NDArray[np.float32]:
+        response = batches[index].response
+        values: npt.NDArray[np.float32]
+        values = of_all_ranks(rank, response, values_of(response, output_BMX)).cpu().numpy()
+        return values
+
+    with bound(routers if objects else {}, objects, forward_only=True):
+        results = forward_pass(chunks, batches, finish, rank.with_padding_mask)
+    found: dict[str, npt.NDArray[np.float32]] = {}
+    for batch, values_U in zip(batches, results, strict=bool(results)):
+        found |= batch.response.split(values_U)
+    return found

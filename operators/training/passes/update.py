@@ -35,7 +35,7 @@ from operators.training.passes.share import lay_out_share, make_replayers, respo
 from operators.training.passes.totals import totals_of
 from operators.training.rank import Rank, Skipped
 from operators.training.replay.counts import Counts, added, counts_of
-from operators.training.replay.hooks import Replayer, bound
+from operators.training.replay.hooks import bound
 from pipeline import progress
 from pipeline.config.optim import Optim
 from pipeline.config.rules.rates import OPTIM
@@ -226,9 +226,7 @@ def gradients(
         rank, data, mini_batch, compared, batches, routes, objective=objective
     )
     totals, positions = totals_of(rank, data, mini_batch, counted)
-    replayers: dict[int, Replayer] = {}
-    if routes is not None and rank.geometry is not None:
-        replayers = make_replayers(rank.geometry, batches)
+    replayers = make_replayers(rank.geometry, batches, routes)
 
     def loss(index: int, hidden_BMH: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, Report]:
         response = batches[index].response

@@ -26,7 +26,7 @@ from operators.training.background import Background
 from operators.training.publish.buffer import TensorBuffer
 from operators.training.publish.exporter import Exporter
 from operators.training.publish.kept import Changes, KeptShare
-from operators.training.speed import Metrics
+from pipeline.metrics.metric import Metrics
 from pipeline.policies.publish import (
     commit_shares,
     difference_name,

@@ -6,7 +6,7 @@ in a micro-batch. `OfSample` explains the others.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,9 @@ import numpy.typing as npt
 from operators.training.batches.micro_batch import NATIVE, PADDING, REPLAYED, MicroBatch
 from operators.training.errors import ReplayError
 from operators.training.replay.hooks import DIFFERENT, FOREIGN, SAME, Replayer
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 @dataclass(frozen=True)
@@ -108,12 +111,15 @@ def _counts(codes_R: npt.NDArray[Any], weights_R: npt.NDArray[Any], size: int) -
     return np.bincount(codes_R, weights_R, size).astype(np.int32)
 
 
-def added(many: Iterable[Counts]) -> Counts:
-    """Add up the counts of each layer, over mini-batches or over ranks that see different rows."""
-    total: Counts = {}
-    for counts in many:
-        for layer, count in counts.items():
-            total[layer] = total.get(layer, LayerCounts()) + count
+def added(many: Iterable[Mapping[K, V]]) -> dict[K, V]:
+    """Add up the values of each key, in order, such as counts of each layer over mini-batches.
+
+    A key that some of the mappings lack counts as 0 there.
+    """
+    total: dict[K, Any] = {}
+    for one in many:
+        for key, value in one.items():
+            total[key] = total[key] + value if key in total else value
     return total
 
 

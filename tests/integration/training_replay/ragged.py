@@ -154,8 +154,7 @@ def ragged_data(rules: Any) -> Any:
         routes=None,
         untrained=frozenset(),
         layout=layout,
-        logprob_layout=of_logprobs,
-        reference_layout=None,
+        layouts={"update": layout, "log_prob": of_logprobs},
     )
 
 

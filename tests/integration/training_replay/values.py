@@ -14,7 +14,7 @@ from operators.training.batches.step_data import StepData
 from operators.training.megatron import value_head
 from operators.training.megatron.weights import NamedForBridge
 from operators.training.passes.compared import compare
-from operators.training.passes.critic_passes import critic_gradients, layouts_of, values_pass
+from operators.training.passes.critic_passes import critic_gradients, values_pass
 from operators.training.rank import Rank, TrainedCritic, make_critic
 from pipeline.config.keys import with_value
 
@@ -37,7 +37,7 @@ def save_values(rank: Rank, data: StepData, model: Path, target: Path) -> None:
     values = values_pass(rank, critic, data, None).values
     engine = {id: sample.logprobs_G for id, sample in data.samples.items()}
     compared = compare(rank, data, engine, None, values=values)
-    mini_batch = layouts_of(data).updates.mini_batches[0]
+    mini_batch = data.layouts["critic_update"].mini_batches[0]
     reports, _ = critic_gradients(rank, critic, data, mini_batch, compared, None)
     found = {f"value/{id}": of_tokens for id, of_tokens in values.items()}
     if rank.position.last_stage:

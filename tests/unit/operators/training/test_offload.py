@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from operators.training import offload
-from operators.training.offload import Offloaded, OlderWeights, make_critic_offload, make_offload
+from operators.training.offload import Offloaded, OlderWeights, make_offload, model_parts
 from pipeline.config.tree import ActorRolloutRef
 
 LENGTHS = (5, 7)
@@ -191,7 +191,7 @@ class TestOffload:
         master = optimizer.optimizer.param_groups[0]["params"][0]
         of_actor = settings(param=True, grad=True, optimizer=True)
         megatron = of_actor.actor.megatron if keeps else settings().actor.megatron
-        of_critic = make_critic_offload(megatron, [critic], optimizer)
+        of_critic = model_parts(megatron, [critic], optimizer)
         of = make_offload(of_actor, [policy], optimizer_of(policy), None, of_critic)
         gradients = vars(critic)["buffers"][0]
 

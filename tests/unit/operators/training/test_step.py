@@ -11,7 +11,6 @@ from operators.training.errors import ReplayError
 from operators.training.rank import Native
 from operators.training.replay.counts import LayerCounts, OfSample
 from operators.training.replay.health import NOT_REPLAYED
-from operators.training.speed import Stopwatch
 from operators.training.step import must_replay, train_step
 from pipeline.rl.mismatch import Mismatch
 from tests.integration.training_replay.sealed import config_of
@@ -143,9 +142,9 @@ class Examined:
         trained: Any = SimpleNamespace(
             logprobs="replayed", counts={1: LayerCounts()}, samples={"7/0/0": routes}
         )
-        sweeps = module._Sweeps(trained, None, None, None, None, {}, {}, None)
+        sweeps = module._Sweeps(trained, None, None, None, None, {}, None)
         data: Any = SimpleNamespace(step=7)
-        return module._examine(self.rank, data, sweeps, trained, Stopwatch())
+        return module._examine(self.rank, data, sweeps, trained, {})
 
 
 @pytest.mark.parametrize(("latest", "runs"), [(1e-2, False), (0.0, True)])

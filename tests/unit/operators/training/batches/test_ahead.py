@@ -46,7 +46,7 @@ def test_a_micro_batch_is_laid_out_from_only_its_own_samples_and_routes(step):
     rank, data, mini_batch, ids = step
     routes = {}
     batches = lay_out_share(rank, data, mini_batch, routes)
-    replayers = make_replayers(GEOMETRY, batches)
+    replayers = make_replayers(GEOMETRY, batches, routes)
     assert (len(batches), sorted(replayers)) == (3, [1, 3])
     for number in range(3):
         with pytest.raises(KeyError):

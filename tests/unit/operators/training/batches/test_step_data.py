@@ -169,7 +169,7 @@ class TestCuts:
     def cuts(self, tmp_path: Path, **values: object) -> list[list[int]]:
         """Return the number of samples in each micro-batch, for each pass."""
         data = load(sealed(tmp_path, GEOMETRY), self.settings(**values), GEOMETRY)
-        layouts = (data.layout, data.logprob_layout, data.reference_layout)
+        layouts = [data.layouts[one] for one in ("update", "log_prob", "reference")]
         assert {tuple(sorted(layout.rows(0))) for layout in layouts} == {(0, 1, 2)}
         return [[len(m.rows) for m in layout.epoch(0)[0].shares[0]] for layout in layouts]
 

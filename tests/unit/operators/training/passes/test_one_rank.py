@@ -16,7 +16,6 @@ from operators.training.passes.chosen import chosen_tokens
 from operators.training.passes.compared import Compared, compare
 from operators.training.passes.critic_passes import (
     critic_gradients,
-    layouts_of,
     update_critic,
     values_pass,
 )
@@ -360,7 +359,7 @@ class TestCritic:
         returns = {id: rng.normal(2, 1, G).astype(np.float32) for id, G in lengths.items()}
         mask = mask_of(data)
         compared = Compared({}, None, mask=mask, values=old, returns=returns)
-        (first, *_) = layouts_of(data).updates.mini_batches
+        (first, *_) = data.layouts["critic_update"].mini_batches
         reports, counts = critic_gradients(one.rank, critic, data, first, compared, data.routes)
         critic.model.optimizer.prepare_grads()
         found = critic.model.optimizer.get_grad_norm()
@@ -414,6 +413,6 @@ class TestCritic:
         assert compared.returns is not None
         before = self.head(one).clone()
         updates = update_critic(one.rank, critic, data, compared, data.routes)
-        assert len(updates.sums) == len(layouts_of(data).updates.mini_batches) > 1
+        assert len(updates.sums) == len(data.layouts["critic_update"].mini_batches) > 1
         assert updates.lr == critic.settings.optim.lr
         assert not torch.equal(before, self.head(one))
