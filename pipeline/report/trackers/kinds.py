@@ -200,9 +200,7 @@ def _mlflow(run: TrackedRun) -> Tracker:
 
     def log(kind: Kind, number: int, values: Values) -> None:
         now_ms = int(time.time() * 1000)
-        metrics = [
-            Metric(_allowed(name), value, now_ms, number) for name, value in values.items()
-        ]
+        metrics = [Metric(_allowed(name), value, now_ms, number) for name, value in values.items()]
         client.log_batch(to, metrics=metrics)
         client.set_tag(to, f"retrace.last_{kind}", number)
 

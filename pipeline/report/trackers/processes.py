@@ -104,9 +104,7 @@ class TrackerProcess:
                 messages.write(json.dumps(message) + "\n")
                 messages.flush()
                 if not answered.poll(_SILENT_S * 1000):
-                    self._line(
-                        f"{self.name} has not answered for {_SILENT_S} s; the run continues"
-                    )
+                    self._line(f"{self.name} has not answered for {_SILENT_S} s; the run continues")
                 if not (answer := answers.readline()):
                     return  # the process has ended
                 self._take(json.loads(answer))
