@@ -19,6 +19,12 @@ it."""
 _PR_SET_PDEATHSIG = 1
 
 
+def prctl(option: int, value: int) -> None:
+    """Set an option of this process. Raises OSError if the kernel refuses it."""
+    if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), f"prctl({option}) failed")
+
+
 def die_with_parent() -> None:
     """Have the kernel kill this process when its parent ends; exit if the guard has already ended.
 
@@ -27,8 +33,7 @@ def die_with_parent() -> None:
 
     Raises OSError if the kernel refuses the request.
     """
-    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     guard = os.environ.get(GUARD)
     # The kernel takes no action if the parent ended before the request.
     if guard is not None and int(guard) not in {p.pid for p in psutil.Process().parents()}:

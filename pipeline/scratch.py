@@ -24,10 +24,8 @@ from pathlib import Path
 
 log = logging.getLogger(__name__)
 
-_MARK = re.compile(
-    r"retrace-[a-z]+-(?P<host>[0-9a-f]{8})-(?P<boot>[0-9a-f]{8})-(?P<namespace>\d+)"
-    r"-(?P<pid>\d+)-(?P<started>\d+)-\w+"
-)
+_MARK = re.compile(r"retrace-[a-z]+-([0-9a-f]{8}-[0-9a-f]{8}-\d+-\d+-\d+)-\w+")
+"""A scratch folder's name; the group is its owner's identity."""
 _DEAD = "ZX"
 """The states of an ended process whose parent has not yet collected its exit code."""
 
@@ -74,13 +72,16 @@ def remove_abandoned(parent: Path | None = None) -> None:
     container. Several processes may call this function at the same time.
     """
     for folder in sorted(Path(parent or tempfile.gettempdir()).glob("retrace-*")):
-        owner = _owner(folder)
-        if owner is None or not _is_gone(owner):
+        match = _MARK.fullmatch(folder.name)
+        if match is None or not _is_gone(owner := parse_identity(match[1])):
             continue
         # The rename makes this process the owner. Only one of several removers succeeds. If that
         # remover is killed, the name of the remaining folder identifies the remover as the owner.
         taken = folder.with_name(f"retrace-abandoned-{this_process()}-{folder.name[-8:]}")
         try:
+            status = folder.lstat()
+            if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+                continue
             folder.rename(taken)
         except FileNotFoundError:
             continue
@@ -123,25 +124,6 @@ def is_running(process: Identity) -> bool | None:
     except (FileNotFoundError, ProcessLookupError):
         return False
     return state not in _DEAD and started == process.started
-
-
-def _owner(folder: Path) -> Identity | None:
-    """Return the owner that a folder's name identifies.
-
-    Returns None if the name identifies no owner, if the folder belongs to another user, or if
-    `folder` is not a folder.
-    """
-    match = _MARK.fullmatch(folder.name)
-    if match is None:
-        return None
-    try:
-        status = folder.lstat()
-    except FileNotFoundError:
-        return None
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
-        return None
-    numbers = (int(match[name]) for name in ("namespace", "pid", "started"))
-    return Identity(match["host"], match["boot"], *numbers)
 
 
 def _is_gone(owner: Identity) -> bool:

@@ -10,17 +10,48 @@ import pyarrow as pa
 from pipeline.policies.fetch import fetch_policy
 from pipeline.report.run_metrics import Validation, all_metrics, read_validation
 from pipeline.run import keys
+from pipeline.run.commit import files_in, read_commit
 from pipeline.run.description import RunDescription, description_now
+from pipeline.run.plan import read_plan
 from pipeline.store import ObjectMissingError, Store, open_store, place_text
-from pipeline.traces import TraceError
+from pipeline.traces import TraceError, read_sample_file
 from pipeline.traces.format.domain import MOST, check_number
 from pipeline.traces.format.manifest import sealed_steps
 from pipeline.upkeep.checkpoint_list import ListedCheckpoint, list_checkpoints
 from pipeline.upkeep.policy_list import ListedPolicy, list_policies
 from pipeline.upkeep.run_list import NoRunError, missing_run
-from retrace.sealed import SealedStep, open_step
+from retrace.sealed import SealedStep, StepSample, open_step
 from retrace.tokenizer import StagedTokenizer, Tokens
-from retrace.validated import OpenedValidation, open_validation
+
+
+@dataclass(frozen=True)
+class OpenedValidation(Validation):
+    """A policy version's validation, opened by `Run.validation`: its results and its answers."""
+
+    store: Store = field(repr=False, kw_only=True)
+    tokenizer: StagedTokenizer = field(repr=False, kw_only=True)
+
+    @cached_property
+    def samples(self) -> tuple[StepSample, ...]:
+        """All answers in the order of their shards, with tokens, text and reward.
+
+        They have no routes. Their ids begin with 'val-': 'val-000008/17/0'. Raises
+        ObjectMissingError, CorruptObjectError and StoreError.
+        """
+        plan = read_plan(self.store, keys.validation_plan(self.version))
+        found: list[StepSample] = []
+        for shard in range(plan.shards):
+            for file in files_in(read_commit(self.store, plan.shard_key(shard))):
+                samples = read_sample_file(self.store, file)
+                found += (StepSample(**vars(one), tokenizer=self.tokenizer) for one in samples)
+        return tuple(found)
+
+    def sample(self, id: str) -> StepSample:
+        """Return an answer by its id. Raises TraceError if there is none."""
+        for one in self.samples:
+            if one.id == id:
+                return one
+        raise TraceError(f"sample {id}: not in the validation of policy {self.version}")
 
 
 @dataclass(frozen=True)
@@ -75,10 +106,7 @@ class Run:
         names = sorted({name for step in found for name in step.values})
         columns = {"step": pa.array([step.step for step in found], pa.int64())}
         for name in names:
-            values = [step.values.get(name) for step in found]
-            columns[name] = pa.array(
-                [None if value is None else float(value) for value in values], pa.float64()
-            )
+            columns[name] = pa.array([step.values.get(name) for step in found], pa.float64())
         return pa.table(columns)
 
     def validations(self) -> list[Validation]:
@@ -87,10 +115,8 @@ class Run:
         Raises the same errors as `metrics`.
         """
         self._only_of_a_run("validations")
-        found = [
-            read_validation(self.store, version)
-            for version in self._versions(keys.validations(), keys.validation_plan)
-        ]
+        versions = self._versions(keys.validations(), keys.validation_plan)
+        found = (read_validation(self.store, version) for version in versions)
         return [validation for validation in found if validation is not None]
 
     def validation(self, version: int) -> OpenedValidation:
@@ -99,8 +125,13 @@ class Run:
         Raises TraceError if there is none, and the same errors as `metrics`.
         """
         self._only_of_a_run("validations")
-        number = check_number(version, MOST, "policy version")
-        return open_validation(self.store, number, self.tokenizer)
+        found = read_validation(self.store, check_number(version, MOST, "policy version"))
+        if found is None:
+            raise TraceError(
+                f"{self.uri}: no finished validation of policy {version}; Run.validations() lists "
+                "the finished ones"
+            )
+        return OpenedValidation(**vars(found), store=self.store, tokenizer=self.tokenizer)
 
     def policies(self) -> list[int]:
         """Return the stored policy versions, ascending.

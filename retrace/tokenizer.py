@@ -36,11 +36,6 @@ class StagedTokenizer:
         Raises TraceError if no tokenizer is stored. Raises ObjectMissingError, CorruptObjectError
         or StoreError if the tokenizer cannot be read.
         """
-        if self._file is None:
-            raise TraceError(
-                f"{self._store.uri}: no tokenizer is stored there, so tokens cannot be decoded; "
-                "open the run that generated the samples to get their text"
-            )
         ids = np.asarray(tokens, np.int64).tolist()
         return str(self._tokenizer.decode(ids, skip_special_tokens=False))
 
@@ -56,7 +51,10 @@ class StagedTokenizer:
         from tokenizers import Tokenizer
 
         if self._file is None:
-            raise TraceError(f"{self._store.uri}: no tokenizer is stored there")
+            raise TraceError(
+                f"{self._store.uri}: no tokenizer is stored there, so tokens cannot be decoded; "
+                "open the run that generated the samples to get their text"
+            )
         try:
             return Tokenizer.from_buffer(read_data(self._store, self._file))
         except ValueError as error:

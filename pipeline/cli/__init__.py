@@ -1,20 +1,17 @@
 """The `retrace` command and its subcommands."""
 
-from functools import partial
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from pipeline import __version__
 from pipeline.cli import checkpoints, policies, traces, whole_runs
-from pipeline.cli.check import run_check
+from pipeline.cli.check import check
 from pipeline.cli.doctor import doctor
-from pipeline.cli.ending import end_by_signals
 from pipeline.cli.epilog import epilog
-from pipeline.cli.import_verl import run_import_verl
+from pipeline.cli.import_verl import import_verl
 from pipeline.cli.logs import logs
-from pipeline.cli.run import run_run
+from pipeline.cli.run import run
 from pipeline.store.schemes import EXAMPLE_STORE
 
 _app = typer.Typer(
@@ -41,12 +38,6 @@ _app.add_typer(traces.app, name="traces")
 # with a message that gives the fix.
 _VERL_OPTIONS = {"ignore_unknown_options": True}
 
-_Config = Annotated[Path, typer.Argument(metavar="CONFIG.yaml", help="Settings of the run.")]
-_Overrides = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="[KEY.PATH=VALUE]...", help="Settings that replace those in the file."),
-]
-
 
 def _print_version(wanted: bool) -> None:
     if wanted:
@@ -66,7 +57,8 @@ def _options(
     """Handle the options that precede a command."""
 
 
-@_app.command(
+_app.command(
+    "run",
     context_settings=_VERL_OPTIONS,
     epilog=epilog(
         "docs/config.md (every setting), README.md",
@@ -77,16 +69,10 @@ def _options(
         "retrace run my.yaml trainer.experiment_name=r2 "
         'actor_rollout_ref.actor.router_replay.mode="R2"',
     ),
-)
-def run(config: _Config, overrides: _Overrides = None) -> None:
-    """Start the run that CONFIG.yaml describes, or continue it.
+)(run)
 
-    An interrupted run continues from its last commit. A finished run stays unchanged.
-    """
-    raise typer.Exit(end_by_signals(partial(run_run, config, overrides or [])))
-
-
-@_app.command(
+_app.command(
+    "check",
     context_settings=_VERL_OPTIONS,
     epilog=epilog(
         "docs/config.md",
@@ -95,27 +81,9 @@ def run(config: _Config, overrides: _Overrides = None) -> None:
         "retrace check my.yaml data.train_batch_size=64",
         "retrace check my.yaml --gpu-memory 80GiB",
     ),
-)
-def check(
-    config: _Config,
-    overrides: _Overrides = None,
-    gpu_memory: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SIZE",
-            help="Refuse a run that is estimated not to fit on GPUs of this size, such as 80GiB.",
-        ),
-    ] = None,
-) -> None:
-    """Check CONFIG.yaml and everything that it names, without starting anything.
+)(check)
 
-    The command checks settings, model, prompts, reward function and store, and prints all errors.
-    It also estimates the memory that the run needs (docs/sizes.md).
-    """
-    raise typer.Exit(run_check(config, overrides or [], gpu_memory))
-
-
-@_app.command(
+_app.command(
     "import-verl",
     epilog=epilog(
         "docs/from-verl.md",
@@ -124,31 +92,7 @@ def check(
         "retrace import-verl run_qwen3_30b.sh -o my.yaml trainer.nnodes=2",
         "retrace import-verl configs/my_ppo.yaml -o my.yaml trainer.nnodes=2",
     ),
-)
-def import_verl(
-    source: Annotated[
-        Path,
-        typer.Argument(
-            metavar="SOURCE",
-            help="A shell script that starts verl.trainer.main_ppo, a YAML file for verl, or the "
-            "folder that contains the file of --config-name.",
-        ),
-    ],
-    output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="MY.yaml", help="The file to write.")
-    ],
-    arguments: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[VERL_ARGUMENT]...", help="Additional verl arguments."),
-    ] = None,
-) -> None:
-    """Write the settings file for a verl job, with a TODO for each key that you must decide.
-
-    If SOURCE is a script, bash evaluates it without starting a program or writing a file. YAML with
-    defaults or ${...} requires the extra `verl`.
-    """
-    raise typer.Exit(run_import_verl(source, output, arguments or []))
-
+)(import_verl)
 
 _app.command(
     "doctor",

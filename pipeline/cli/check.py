@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Annotated
 
+import typer
 from rich.console import Console
 from rich.filesize import decimal
 
@@ -13,27 +15,39 @@ from pipeline.inputs.sizes.memory import Memory, memory_lines, parse_memory
 from pipeline.inputs.writes import Writes
 from pipeline.store import is_remote, open_store
 
+Config = Annotated[Path, typer.Argument(metavar="CONFIG.yaml", help="Settings of the run.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[KEY.PATH=VALUE]...", help="Settings that replace those in the file."),
+]
 
-def run_check(path: Path, overrides: Sequence[str], gpu_memory: str | None = None) -> int:
-    """Check the input of a run, and return the exit code of the command.
 
-    Args:
-        path: The settings file.
-        overrides: Settings that replace those in the file, as key.path=value.
-        gpu_memory: The memory of the GPUs on which the run must fit, such as 80GiB.
+def check(
+    config: Config,
+    overrides: Overrides = None,
+    gpu_memory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="Refuse a run that is estimated not to fit on GPUs of this size, such as 80GiB.",
+        ),
+    ] = None,
+) -> None:
+    """Check CONFIG.yaml and everything that it names, without starting anything.
 
-    Returns:
-        0, or 2 if errors were printed on stderr.
+    The command checks settings, model, prompts, reward function and store, and prints all errors.
+    It also estimates the memory that the run needs (docs/sizes.md).
     """
     try:
         limit = None if gpu_memory is None else parse_memory(gpu_memory)
     except retrace.InputError as error:
         print_errors(error)
-        return 2
-    return 2 if check(path, overrides, limit) is None else 0
+        raise typer.Exit(2) from error
+    if checked(config, overrides or [], limit) is None:
+        raise typer.Exit(2)
 
 
-def check(
+def checked(
     path: Path, overrides: Sequence[str], gpu_limit: int | None = None
 ) -> retrace.ReadyRun | None:
     """Check a run, and return it; return None if it has errors.

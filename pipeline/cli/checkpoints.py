@@ -1,13 +1,14 @@
 """`retrace checkpoints`: list the checkpoints of a run."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from rich.filesize import decimal
 
 from pipeline.cli.epilog import command_group, epilog
 from pipeline.cli.printable import listing
-from pipeline.cli.runs import Run, end_with, open_run, print_, refusing
+from pipeline.cli.runs import Run, end_with, open_run, print_table, refusing
 from pipeline.store.schemes import EXAMPLE_STORE
+from pipeline.upkeep.checkpoint_list import ListedCheckpoint
 
 app = command_group(
     "List the checkpoints of a run. A checkpoint loads directly into other TP, PP, CP and DP "
@@ -52,15 +53,15 @@ def list_(run: Run) -> None:
     """
     with refusing():
         found = open_run(run, sealed=False).listed_checkpoints()
-    table = listing("policy", "size", "saved by", "continues at", right=("policy", "size"))
-    for checkpoint in found:
-        table.add_row(
-            str(checkpoint.version),
-            decimal(checkpoint.size),
-            _layout(checkpoint.layout),
-            f"step {checkpoint.version}" if checkpoint.restarts else "— (its step is unfinished)",
-        )
-    print_(table)
+    columns: dict[str, Callable[[ListedCheckpoint], str]] = {
+        "policy": lambda one: str(one.version),
+        "size": lambda one: decimal(one.size),
+        "saved by": lambda one: _layout(one.layout),
+        "continues at": lambda one: (
+            f"step {one.version}" if one.restarts else "— (its step is unfinished)"
+        ),
+    }
+    print_table(listing(found, columns, left=("saved by", "continues at")))
     end_with(f"checkpoint of policy {one.version}: {one.problem}" for one in found if one.problem)
 
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pipeline.cli.check import Overrides, print_errors
 from pipeline.errors import InputError
 from pipeline.extras import need
 
@@ -20,10 +21,7 @@ def doctor(
             help="Settings of a run, or the folder or URI of a store.",
         ),
     ] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="Settings that replace those in the file."),
-    ] = None,
+    overrides: Overrides = None,
 ) -> None:
     """Check this machine's versions, GPUs, engines, store, Prefect, disk and shared memory.
 
@@ -49,7 +47,7 @@ def doctor(
         elif what is not None:
             needs = Needs(None, what)
     except InputError as error:
-        typer.echo("\n".join(f"error: {problem}" for problem in error.problems), err=True)
+        print_errors(error)
         raise typer.Exit(2) from error
     failed = 0
     for finding in all_checks(needs):

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 import retrace
+from pipeline.cli.check import Overrides
 from pipeline.cli.printable import printable_line
 from pipeline.cli.runs import Run, place_of, refusing
 from pipeline.report.folders import NoLogsError
@@ -18,12 +19,7 @@ _START_POLL_S = 1.0
 
 def logs(
     run: Run,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[KEY=VALUE]...", help="Settings that replace those in a settings file."
-        ),
-    ] = None,
+    overrides: Overrides = None,
     worker: Annotated[
         list[str] | None,
         typer.Option(

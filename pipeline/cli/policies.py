@@ -1,7 +1,7 @@
 """`retrace policies`: list policy versions, and write one as a Hugging Face folder."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -12,8 +12,9 @@ from rich.filesize import decimal
 import retrace
 from pipeline.cli.epilog import command_group, epilog
 from pipeline.cli.printable import listing
-from pipeline.cli.runs import Run, end_with, open_run, print_, refusing
+from pipeline.cli.runs import Run, end_with, open_run, print_, print_table, refusing
 from pipeline.store.schemes import EXAMPLE_STORE
+from pipeline.upkeep.policy_list import ListedPolicy
 
 app = command_group(
     "List the policy versions of a run, or write one as a Hugging Face folder.",
@@ -42,17 +43,14 @@ def list_(run: Run) -> None:
     """
     with refusing():
         found = open_run(run, sealed=False).listed_policies()
-    columns = ("version", "stored as", "size", "to fetch", "weights")
-    table = listing(*columns, right=("version", "size", "to fetch"))
-    for policy in found:
-        table.add_row(
-            str(policy.version),
-            "whole" if policy.base is None else f"difference from {policy.base}",
-            decimal(policy.size),
-            decimal(policy.chain_size),
-            "—" if policy.weights_sha256 is None else policy.weights_sha256[:16],
-        )
-    print_(table)
+    columns: dict[str, Callable[[ListedPolicy], str]] = {
+        "version": lambda one: str(one.version),
+        "stored as": lambda one: "whole" if one.base is None else f"difference from {one.base}",
+        "size": lambda one: decimal(one.size),
+        "to fetch": lambda one: decimal(one.chain_size),
+        "weights": lambda one: "—" if one.weights_sha256 is None else one.weights_sha256[:16],
+    }
+    print_table(listing(found, columns, left=("stored as", "weights")))
     end_with(f"policy {policy.version}: {policy.problem}" for policy in found if policy.problem)
 
 

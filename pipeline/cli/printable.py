@@ -4,12 +4,13 @@ Commands pass all text that comes from a store, a log or a user's file through t
 """
 
 import re
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, TypeVar
 
-from rich.console import JustifyMethod
 from rich.table import Table
 from rich.text import Text
+
+_T = TypeVar("_T")
 
 _NUMBER = 16
 """Maximum number of characters of a number."""
@@ -50,33 +51,44 @@ def printable_line(text: str) -> str:
     return printable(_COLOUR.sub("", last), keep="\t")
 
 
-def number_text(value: float, form: str) -> str:
-    """Return a number in the format `form`, or with an exponent if it would be too long."""
+def number_text(value: float | None, form: str) -> str:
+    """Return a number in the format `form`, or with an exponent if it would be too long.
+
+    An unknown number (None) becomes an em dash.
+    """
+    if value is None:
+        return "—"
     text = format(value, form)
     return text if len(text) <= _NUMBER else format(value, ".3g")
 
 
-class StoredTable(Table):
-    """A table of stored text: title and cells are printable, and rich ignores markup in them."""
-
-    def __init__(self, *headers: Any, title: str | None = None, **options: Any) -> None:
-        shown = None if title is None else Text(printable_message(title))
-        super().__init__(*headers, title=shown, **options)
-
-    def add_row(self, *cells: Any, **options: Any) -> None:
-        """Add a row of texts."""
-        super().add_row(*(Text(printable_message(cell)) for cell in cells), **options)
-
-
-def listing(*columns: str, right: Collection[str]) -> StoredTable:
-    """Return an empty table without lines.
+def stored_table(
+    items: Iterable[_T],
+    columns: Mapping[str, Callable[[_T], str]],
+    left: Collection[str],
+    title: str | None = None,
+    **look: Any,
+) -> Table:
+    """Return a table of stored text: title and cells are printable, and markup in them is ignored.
 
     Args:
-        *columns: The headers.
-        right: The headers of the columns that are aligned to the right.
+        items: What the rows are about.
+        columns: Functions that return an item's cells, keyed by header.
+        left: The headers of the columns that are aligned to the left.
+        title: A line above the table, or None.
+        **look: Further options of rich's Table.
     """
-    table = StoredTable(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for column in columns:
-        justify: JustifyMethod = "right" if column in right else "left"
-        table.add_column(column, justify=justify, overflow="fold")
+    heading = None if title is None else Text(printable_message(title))
+    table = Table(title=heading, title_justify="left", **look)
+    for header in columns:
+        table.add_column(header, justify="left" if header in left else "right", overflow="fold")
+    for item in items:
+        table.add_row(*(Text(printable_message(cell(item))) for cell in columns.values()))
     return table
+
+
+def listing(
+    items: Iterable[_T], columns: Mapping[str, Callable[[_T], str]], left: Collection[str]
+) -> Table:
+    """Return a table without lines; see `stored_table` for the arguments."""
+    return stored_table(items, columns, left, box=None, pad_edge=False, padding=(0, 2, 0, 0))

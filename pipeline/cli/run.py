@@ -1,10 +1,21 @@
 """`retrace run`: check the input, then run the flow in this process."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
+import typer
+
 import retrace
-from pipeline.cli.check import check, error_console, print_errors, print_labelled
+from pipeline.cli.check import (
+    Config,
+    Overrides,
+    checked,
+    error_console,
+    print_errors,
+    print_labelled,
+)
+from pipeline.cli.ending import end_by_signals
 from pipeline.errors import LastingError
 
 _GO_ON = "Run the same command again to continue from the last commit."
@@ -14,9 +25,17 @@ _GO_ON_ONCE_MENDED = (
 )
 
 
+def run(config: Config, overrides: Overrides = None) -> None:
+    """Start the run that CONFIG.yaml describes, or continue it.
+
+    An interrupted run continues from its last commit. A finished run stays unchanged.
+    """
+    raise typer.Exit(end_by_signals(partial(run_run, config, overrides or [])))
+
+
 def run_run(path: Path, overrides: Sequence[str]) -> int:
     """Run the flow, and return the exit code of the command."""
-    ready = check(path, overrides)
+    ready = checked(path, overrides)
     if ready is None or ready.too_small:
         return 2
     try:

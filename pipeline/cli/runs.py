@@ -4,12 +4,13 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
+from rich.text import Text
 
 import retrace
 from pipeline.cli.printable import printable, printable_message
@@ -101,27 +102,17 @@ def open_run(run: str, sealed: bool = True) -> retrace.Run:
     return opened
 
 
-def print_(what: Any) -> None:
-    """Print a text as one line, or a table."""
-    # A pipe, unlike a terminal, does not limit the width.
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=1_000)
-    is_text = isinstance(what, str)
-    shown = printable(what) if is_text else what
-    console.print(shown, markup=False, emoji=False, highlight=False, soft_wrap=is_text)
+def print_(text: str) -> None:
+    """Print a text as one line."""
+    typer.echo(printable(text))
 
 
 def print_line(text: str) -> None:
     """Print a text as one line, cut to the width of a terminal."""
-    console = Console()
-    line = printable_message(text)
+    console, line = Console(), Text(printable_message(text))
     if console.is_terminal:
-        console.print(
-            line, markup=False, emoji=False, highlight=False, no_wrap=True, overflow="ellipsis"
-        )
-    else:
-        print_(line)
+        line.truncate(console.width, overflow="ellipsis")
+    print_(line.plain)
 
 
 def end_with(problems: Iterable[str]) -> None:
@@ -138,7 +129,7 @@ Wide = Annotated[
 ]
 
 
-def print_table(table: Table, wide: bool, optional: Sequence[str]) -> None:
+def print_table(table: Table, wide: bool = False, optional: Sequence[str] = ()) -> None:
     """Print a table. On a terminal, leave out the columns that do not fit, and list them.
 
     Args:
@@ -147,7 +138,7 @@ def print_table(table: Table, wide: bool, optional: Sequence[str]) -> None:
         optional: Headers of the columns that may be left out, in the order in which to remove them.
     """
     console = Console()
-    if wide or not console.is_terminal:
+    if wide or not console.is_terminal:  # a pipe does not limit the width
         Console(width=10_000).print(table, highlight=False)
         return
     unlimited = console.options.update(width=10_000)

@@ -1,34 +1,20 @@
 """Tables and lines of `retrace traces`."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 from rich.table import Table
 
-from pipeline.cli.printable import StoredTable, number_text, printable_message
+from pipeline.cli.printable import number_text, printable_message, stored_table
 from pipeline.traces import Manifest
 from pipeline.upkeep.problems import Report
-from pipeline.upkeep.stats import StepStats
+from pipeline.upkeep.stats import LayerStats, StepStats
 from retrace import SealedStep, StepSample
 
 
 def _share(part: int | None, whole: int) -> str:
     return "—" if part is None or not whole else f"{part / whole:.1%}"
-
-
-def _number(value: float | None, form: str) -> str:
-    return "—" if value is None else number_text(value, form)
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    # The sum of large rewards would be infinite.
-    return sum(value / len(values) for value in values) if values else None
-
-
-def _table(title: str | None, *columns: str) -> Table:
-    table = StoredTable(title=title, title_justify="left")
-    for column in columns:
-        table.add_column(column, justify="left" if column in _TEXTS else "right", overflow="fold")
-    return table
 
 
 LESS_NEEDED = ("engine", "tokens", "kind", "policy", "rejected groups", "entropy", "load min")
@@ -39,27 +25,29 @@ _TEXTS = {"kind", "engine", "id", "text", "not trained on"}
 
 def steps_table(title: str, steps: Sequence[SealedStep]) -> Table:
     """Return a table of the sealed steps of a run or recorded set, one per row."""
-    columns = ["step", "policy", "kind", "engine", "samples", "tokens", "valid rows", "reward"]
-    rejects = any(step.manifest.rejected for step in steps)
-    table = _table(title, *columns, *(["rejected groups"] if rejects else []))
-    for step in steps:
-        number, manifest = step.number, step.manifest
-        made = manifest.provenance
-        both = (manifest.rows[name].to_pylist() for name in ("reward", "not_trained"))
-        # A greedy baseline's reward is not one of its group's rewards.
-        rewards = [r for r, reason in zip(*both, strict=True) if r is not None and not reason]
-        table.add_row(
-            f"{number} (pruned)" if step.pruned else str(number),
-            ", ".join(map(str, manifest.policy_versions)),
-            made.kind if made else "—",
-            made.engine if made else "—",
-            str(len(manifest.ids)),
-            str(sum(manifest.rows["rows_total"].to_pylist()) + len(manifest.ids)),
-            _valid_share(manifest),
-            _number(_mean(rewards), ".3f"),
-            *([str(len(manifest.rejected))] if rejects else []),
-        )
-    return table
+    columns: dict[str, Callable[[SealedStep], str]] = {
+        "step": lambda one: f"{one.number} (pruned)" if one.pruned else str(one.number),
+        "policy": lambda one: ", ".join(map(str, one.manifest.policy_versions)),
+        "kind": lambda one: made.kind if (made := one.manifest.provenance) else "—",
+        "engine": lambda one: made.engine if (made := one.manifest.provenance) else "—",
+        "samples": lambda one: str(len(one.manifest.ids)),
+        "tokens": lambda one: str(
+            sum(one.manifest.rows["rows_total"].to_pylist()) + len(one.manifest.ids)
+        ),
+        "valid rows": lambda one: _valid_share(one.manifest),
+        "reward": lambda one: number_text(_mean_reward(one.manifest), ".3f"),
+    }
+    if any(step.manifest.rejected for step in steps):
+        columns["rejected groups"] = lambda one: str(len(one.manifest.rejected))
+    return stored_table(steps, columns, _TEXTS, title)
+
+
+def _mean_reward(manifest: Manifest) -> float | None:
+    # A greedy baseline's reward is not one of its group's rewards.
+    both = (manifest.rows[name].to_pylist() for name in ("reward", "not_trained"))
+    rewards = [r for r, reason in zip(*both, strict=True) if r is not None and not reason]
+    # The sum of large rewards would be infinite.
+    return sum(reward / len(rewards) for reward in rewards) if rewards else None
 
 
 def _valid_share(manifest: Manifest) -> str:
@@ -74,51 +62,52 @@ def samples_table(manifest: Manifest, pruned: bool) -> Table:
     """Return a table of a step's samples, one per row."""
     title = f"step {manifest.step}" + (", pruned" if pruned else "")
     rows = manifest.rows.to_pylist()
-    untrained = any(row["not_trained"] for row in rows)
-    columns = ["id", "prompt", "response", "valid rows", "reward"]
-    table = _table(title, *columns, *(["not trained on"] if untrained else []))
-    for row in rows:
-        table.add_row(
-            row["id"],
-            str(row["prompt_length"]),
-            str(row["response_length"]),
-            _share(row["rows_valid"], row["rows_total"]),
-            row["reward_error"] or _number(row["reward"], ".3f"),
-            *([row["not_trained"] or ""] if untrained else []),
-        )
-    return table
+    columns: dict[str, Callable[[dict[str, Any]], str]] = {
+        "id": lambda row: row["id"],
+        "prompt": lambda row: str(row["prompt_length"]),
+        "response": lambda row: str(row["response_length"]),
+        "valid rows": lambda row: _share(row["rows_valid"], row["rows_total"]),
+        "reward": lambda row: row["reward_error"] or number_text(row["reward"], ".3f"),
+    }
+    if any(row["not_trained"] for row in rows):
+        columns["not trained on"] = lambda row: row["not_trained"] or ""
+    return stored_table(rows, columns, _TEXTS, title)
 
 
 def answers_table(version: int, answers: Sequence[StepSample]) -> Table:
     """Return a table of the answers in a policy version's validation, one per row."""
     title = f"validation of policy {version}"
-    table = _table(title, "id", "prompt", "response", "finished by", "reward")
-    for one in answers:
-        table.add_row(
-            one.id,
-            str(len(one.prompt_tokens_P)),
-            str(len(one.response_tokens_G)),
-            one.finish_reason,
-            one.reward_error or _number(one.reward, ".3f"),
-        )
-    return table
+    columns: dict[str, Callable[[StepSample], str]] = {
+        "id": lambda one: one.id,
+        "prompt": lambda one: str(len(one.prompt_tokens_P)),
+        "response": lambda one: str(len(one.response_tokens_G)),
+        "finished by": lambda one: one.finish_reason,
+        "reward": lambda one: one.reward_error or number_text(one.reward, ".3f"),
+    }
+    return stored_table(answers, columns, _TEXTS, title)
 
 
 def sample_table(sample: StepSample, layers: Sequence[int]) -> Table:
     """Return a table of a sample's tokens, one per row, with their experts in the given layers."""
-    routes = sample.routes
-    P = len(sample.prompt_tokens_P)
-    table = _table(None, "position", "token", "text", "log-prob", *(f"layer {i}" for i in layers))
-    for t, token in enumerate(sample.tokens_S.tolist()):
-        text = repr(sample.tokenizer.text([token])) if sample.tokenizer.there else ""
-        logprob = None if t < P else float(sample.logprobs_G[t - P])
-        experts = ["" for _ in layers]  # the model did not process the last token
-        if routes is not None and t < len(routes.valid_T):
-            experts = ["not known" for _ in layers]
-            if routes.valid_T[t]:
-                experts = [" ".join(map(str, sets_K)) for sets_K in routes.sets_TLK[t].tolist()]
-        table.add_row(str(t), str(token), text, _number(logprob, ".3f"), *experts)
-    return table
+    routes, tokens, P = sample.routes, sample.tokens_S.tolist(), len(sample.prompt_tokens_P)
+
+    def text(t: int) -> str:
+        return repr(sample.tokenizer.text([tokens[t]])) if sample.tokenizer.there else ""
+
+    def experts(index: int, t: int) -> str:
+        if routes is None or t >= len(routes.valid_T):
+            return ""  # the model did not process the last token
+        known = routes.valid_T[t]
+        return " ".join(map(str, routes.sets_TLK[t, index].tolist())) if known else "not known"
+
+    columns: dict[str, Callable[[int], str]] = {
+        "position": str,
+        "token": lambda t: str(tokens[t]),
+        "text": text,
+        "log-prob": lambda t: "—" if t < P else number_text(float(sample.logprobs_G[t - P]), ".3f"),
+        **{f"layer {layer}": partial(experts, index) for index, layer in enumerate(layers)},
+    }
+    return stored_table(range(len(tokens)), columns, _TEXTS)
 
 
 def sample_lines(sample: StepSample, not_trained: str | None) -> list[str]:
@@ -130,7 +119,7 @@ def sample_lines(sample: StepSample, not_trained: str | None) -> list[str]:
     lines = [
         f"{sample.id}: {len(sample.prompt_tokens_P)} prompt and {len(sample.response_tokens_G)} "
         f"response tokens, finished by {sample.finish_reason}",
-        f"reward    {sample.reward_error or _number(sample.reward, '.3f')}{extras}",
+        f"reward    {sample.reward_error or number_text(sample.reward, '.3f')}{extras}",
     ]
     if sample.branch_of is not None:
         lines.append(f"branch of {sample.branch_of}")
@@ -166,20 +155,17 @@ def stats_line(stats: StepStats) -> str:
 
 def stats_table(stats: StepStats) -> Table:
     """Return a table of a step's statistics, one layer per row."""
-    names = ("layer", "load min", "load max", "max / mean", "entropy", "R3 = R2", "in training")
-    table = _table(None, *names)
-    for layer in (*stats.layers, stats.total):
-        if layer.layer is None:
-            table.add_section()
-        table.add_row(
-            "all" if layer.layer is None else str(layer.layer),
-            f"{layer.load_min:.2%}",
-            f"{layer.load_max:.2%}",
-            f"{layer.load_max_over_mean:.2f}",
-            f"{layer.load_entropy:.3f}",
-            _number(layer.agreement, ".2%"),
-            _number(layer.agreement_in_training, ".2%"),
-        )
+    columns: dict[str, Callable[[LayerStats], str]] = {
+        "layer": lambda one: "all" if one.layer is None else str(one.layer),
+        "load min": lambda one: f"{one.load_min:.2%}",
+        "load max": lambda one: f"{one.load_max:.2%}",
+        "max / mean": lambda one: f"{one.load_max_over_mean:.2f}",
+        "entropy": lambda one: f"{one.load_entropy:.3f}",
+        "R3 = R2": lambda one: number_text(one.agreement, ".2%"),
+        "in training": lambda one: number_text(one.agreement_in_training, ".2%"),
+    }
+    table = stored_table((*stats.layers, stats.total), columns, _TEXTS)
+    table.rows[-2].end_section = True  # a line above the totals
     return table
 
 

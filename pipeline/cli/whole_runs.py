@@ -2,6 +2,7 @@
 
 import re
 import time
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -10,7 +11,7 @@ from rich.filesize import decimal
 import retrace
 from pipeline.cli.epilog import LOOKED_AT_STEPS, command_group, epilog
 from pipeline.cli.printable import listing, number_text
-from pipeline.cli.runs import DAMAGED, Run, age, print_, print_line, refusing
+from pipeline.cli.runs import DAMAGED, Run, age, print_, print_line, print_table, refusing
 from pipeline.store.schemes import DEFAULT_STORE, EXAMPLE_STORE
 from pipeline.upkeep.remove import removable_run
 from pipeline.upkeep.run_list import ListedRun
@@ -54,20 +55,17 @@ def list_(
     if not found:
         print_(f"no runs in {store}: it does not exist or is empty")
         return
-    columns = ("name", "state", "step", "reward", "size", "created", "last write")
-    table = listing(*columns, right=("step", "reward", "size"))
     now_s = time.time()
-    for run in found:
-        table.add_row(
-            run.name,
-            run.state,
-            _steps(run),
-            "—" if run.reward is None else number_text(run.reward, ".3f"),
-            decimal(run.size),
-            f"{age(now_s - run.created_s)} ago",
-            f"{age(now_s - run.modified_s)} ago",
-        )
-    print_(table)
+    columns: dict[str, Callable[[ListedRun], str]] = {
+        "name": lambda run: run.name,
+        "state": lambda run: run.state,
+        "step": _steps,
+        "reward": lambda run: number_text(run.reward, ".3f"),
+        "size": lambda run: decimal(run.size),
+        "created": lambda run: f"{age(now_s - run.created_s)} ago",
+        "last write": lambda run: f"{age(now_s - run.modified_s)} ago",
+    }
+    print_table(listing(found, columns, left=("name", "state", "created", "last write")))
     for run in found:
         if run.state in _SAYS and run.message:
             print_line(f"{run.name}: {_cause(run.message)}")

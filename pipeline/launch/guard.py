@@ -8,7 +8,6 @@ to the command. If the guard itself is killed, the kernel kills the command: see
 """
 
 import contextlib
-import ctypes
 import os
 import select
 import signal
@@ -19,7 +18,7 @@ from typing import IO
 
 import psutil
 
-from pipeline.orphans import GUARD, die_with_parent
+from pipeline.orphans import GUARD, die_with_parent, prctl
 
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_S = 0.2
@@ -57,8 +56,7 @@ def start_guarded(
 
 def main(command: list[str]) -> int:
     """Run the command as its guard, and return its exit code."""
-    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
+    prctl(_PR_SET_CHILD_SUBREAPER, 1)
     os.environ[GUARD] = str(os.getpid())
     # preexec_fn is safe here, because this process has only one thread.
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=die_with_parent)

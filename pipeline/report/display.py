@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import TracebackType
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -23,8 +22,55 @@ _REFRESHES_PER_S = 4
 _BAR_WIDTH = 12
 
 
-class Display:
-    """The display of a run's activity. Several threads may use it at the same time.
+class LogDisplay:
+    """A display that writes to a log: each new phase becomes a line.
+
+    Several threads may use it at the same time.
+    """
+
+    def __init__(self, log: Callable[[str], None], show: Callable[[str], None]) -> None:
+        """Create a display that has no phases yet.
+
+        Args:
+            log: Called with each new line.
+            show: Called with the text of all current phases whenever one of them changes.
+        """
+        self._log = log
+        self._show = show
+        # Replaced and never changed in place, because other threads read the dict.
+        self._phases: dict[str, str] = {}
+        self._last_shown: dict[str, str] = {}
+        self._lock = threading.Lock()
+
+    def phase(self, who: str, what: str | None) -> None:
+        """Show the current activity of a part of the run.
+
+        Args:
+            who: The part. Example: 'rollout'.
+            what: The activity; None if the part has finished.
+        """
+        with self._lock:
+            if what is None:
+                self._phases = {name: text for name, text in self._phases.items() if name != who}
+            else:
+                self._phases = {**self._phases, who: what}
+                if self._last_shown.get(who) != what:
+                    self._last_shown[who] = what
+                    self._log(f"{who}: {what}")
+            text = " · ".join(f"{who}: {what}" for who, what in self._phases.items())
+        self._show(text)
+
+    def step(self, step: int, total: int) -> None:
+        """Show that a step begins; the run has `total` steps."""
+        self.phase("run", f"step {step} of {total}")
+
+    def line(self, text: str) -> None:
+        """Log a line."""
+        self._log(text)
+
+
+class Display(LogDisplay):
+    """The display of a run on this machine.
 
     A terminal shows the current phases and each worker's activity live, below the permanent lines.
     Elsewhere (logs, CI, NO_COLOR, TERM=dumb), a line is printed for each new phase.
@@ -37,11 +83,8 @@ class Display:
     def __init__(self, console: Console) -> None:
         self.console = console
         self._is_live = console.is_interactive and not console.no_color
+        super().__init__(_nothing if self._is_live else self.line, _nothing)
         self._spinner = Spinner("dots")
-        # Replaced and never changed in place, because the live display's thread reads the dict.
-        self._phases: dict[str, str] = {}
-        self._last_shown: dict[str, str] = {}
-        self._lock = threading.Lock()
         self._started_s = time.monotonic()
         self._pace = Pace()
         self._open = contextlib.ExitStack()
@@ -49,42 +92,19 @@ class Display:
     def __enter__(self) -> "Display":
         if self._is_live:
             self.progress_folder = self._open.enter_context(scratch_folder("progress"))
-            self._open.enter_context(
-                Live(
-                    self,
-                    console=self.console,
-                    refresh_per_second=_REFRESHES_PER_S,
-                    transient=True,
-                )
+            live = Live(
+                self, console=self.console, refresh_per_second=_REFRESHES_PER_S, transient=True
             )
+            self._open.enter_context(live)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._open.close()
-
-    def phase(self, who: str, what: str | None) -> None:
-        """Show the current activity of a part of the run.
-
-        Args:
-            who: The part. Example: 'rollout'.
-            what: The activity; None if the part has finished.
-        """
-        with self._lock:
-            self._phases = _changed(self._phases, who, what)
-            if self._is_live or what is None or self._last_shown.get(who) == what:
-                return
-            self._last_shown[who] = what
-        self.line(f"{who}: {what}")
 
     def step(self, step: int, total: int) -> None:
         """Show that a step begins; the run has `total` steps."""
         self._pace.begin(total - step, time.monotonic())
-        self.phase("run", f"step {step} of {total}")
+        super().step(step, total)
 
     def line(self, text: str) -> None:
         """Print a permanent line."""
@@ -158,53 +178,8 @@ class Pace:
         return max(0.0, mean_s - (now_s - begun_s[-1])) + mean_s * (self._remaining - 1)
 
 
-class LogDisplay:
-    """A display that writes to a log: each new phase becomes a line.
-
-    Several threads may use it at the same time.
-    """
-
-    def __init__(self, log: Callable[[str], None], show: Callable[[str], None]) -> None:
-        """Create a display that has no phases yet.
-
-        Args:
-            log: Called with each new line.
-            show: Called with the text of all current phases whenever one of them changes.
-        """
-        self._log = log
-        self._show = show
-        self._phases: dict[str, str] = {}
-        self._last_shown: dict[str, str] = {}
-        self._lock = threading.Lock()
-
-    def phase(self, who: str, what: str | None) -> None:
-        """Show the current activity of a part of the run.
-
-        Args:
-            who: The part. Example: 'rollout'.
-            what: The activity; None if the part has finished.
-        """
-        with self._lock:
-            self._phases = _changed(self._phases, who, what)
-            if what is not None and self._last_shown.get(who) != what:
-                self._last_shown[who] = what
-                self._log(f"{who}: {what}")
-            text = " · ".join(f"{who}: {what}" for who, what in self._phases.items())
-        self._show(text)
-
-    def step(self, step: int, total: int) -> None:
-        """Show that a step begins; the run has `total` steps."""
-        self.phase("run", f"step {step} of {total}")
-
-    def line(self, text: str) -> None:
-        """Log a line."""
-        self._log(text)
-
-
-def _changed(phases: dict[str, str], who: str, what: str | None) -> dict[str, str]:
-    if what is not None:
-        return {**phases, who: what}
-    return {other: text for other, text in phases.items() if other != who}
+def _nothing(text: str) -> None:
+    """Ignore a text."""
 
 
 def _clock(seconds: float) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from pipeline.metrics.metric import Metrics
 from pipeline.rl.extra_means import REWARD, source_means
@@ -120,13 +121,8 @@ def newest_validations(store: Store, versions: Sequence[int], most: int) -> list
         versions: Policy versions, ascending.
         most: The maximum number of validations to return; older ones are left out.
     """
-    found: list[Validation] = []
-    for version in reversed(versions):
-        if len(found) == most:
-            break
-        if (validation := read_validation(store, version)) is not None:
-            found.append(validation)
-    return found[::-1]
+    found = (read_validation(store, version) for version in reversed(versions))
+    return list(islice(filter(None, found), most))[::-1]
 
 
 def validation_rewards(store: Store, versions: Iterable[int]) -> dict[int, float | None]:

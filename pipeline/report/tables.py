@@ -41,6 +41,13 @@ SHARES = {"truncated": "response_length/clip_ratio", "aborted": "response/aborte
 The line omits shares that are zero.
 """
 
+NOTES = {
+    "update/skipped": "skipped {:.0f} mini-batches (gradients not finite)",
+    "update/skipped_empty": "skipped {:.0f} mini-batches (no token in the loss)",
+    "replay/unhealthy": "routes that do not fit ({:.0f} findings, see the training log)",
+}
+"""Texts about metrics that are zero in a healthy step, keyed by metric."""
+
 SHOWN_STEPS = 100
 """Maximum number of rows in Prefect's table, limited because each step sends all rows."""
 
@@ -118,20 +125,14 @@ def step_line(step: StepMetrics, total: int) -> str:
     """
     parts = [f"{column.heading} {column.text(step.values)}" for column in COLUMNS]
     shown = [part for part in parts if not part.endswith("—")]
-    samples = step.values.get("response/count")
-    if samples:  # older versions did not store the count
-        masked = step.values.get("reward/masked")
-        shares = {name: step.values.get(key) for name, key in SHARES.items()}
-        shares["masked"] = None if masked is None else masked / samples
-        for name in ("masked", *SHARES):
-            if share := shares[name]:
+    measured = {name: value for name, value in step.values.items() if value}
+    if samples := measured.get("response/count"):  # older versions did not store the count
+        shares = {"masked": measured.get("reward/masked", 0.0) / samples}
+        shares |= {name: measured.get(key, 0.0) for name, key in SHARES.items()}
+        for name, share in shares.items():
+            if share:
                 shown.append(f"{name} {share:.1%} ({share * samples:.0f} of {samples:.0f})")
-    if skipped := step.values.get("update/skipped"):
-        shown.append(f"skipped {skipped:.0f} mini-batches (gradients not finite)")
-    if empty := step.values.get("update/skipped_empty"):
-        shown.append(f"skipped {empty:.0f} mini-batches (no token in the loss)")
-    if unhealthy := step.values.get("replay/unhealthy"):
-        shown.append(f"routes that do not fit ({unhealthy:.0f} findings, see the training log)")
+    shown += [text.format(measured[name]) for name, text in NOTES.items() if name in measured]
     return f"step {step.step} of {total}: {', '.join(shown)}"
 
 

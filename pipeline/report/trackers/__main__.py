@@ -1,8 +1,8 @@
 """The process of one tracker: it reads messages from standard input and answers each of them.
 
-    {"tracker": "wandb", "run": {...}}                                  (first; without an answer)
-    {"kind": "step", "number": 3, "values": {...}, "again": false}       ──►    {"error": null}
-    {"kind": "validation", "number": 4, "values": {...}, "again": true}  ──►    {"error": "..."}
+    ["wandb", {run}]                                                     (first; without an answer)
+    {"kind": "step", "number": 3, "values": {...}, "again": false}       ──►    null
+    {"kind": "validation", "number": 4, "values": {...}, "again": true}  ──►    "the error"
     the end of the input                                       ──►    the process closes the tracker
 
 `again` marks a step or validation that an earlier start of the run may have sent. Each start sends
@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pipeline.report.trackers.kinds import CLOSE_S, TRACKERS, Entry, Kind, TrackedRun, Tracker
+from pipeline.report.trackers.kinds import CLOSE_S, KINDS, TRACKERS, Kind, TrackedRun, Tracker
 from pipeline.store.schemes import shown_uri
 
 
@@ -32,8 +32,11 @@ class Feed:
     """Passes messages to a tracker, which it opens at the first message."""
 
     def __init__(self, name: str, run: TrackedRun) -> None:
-        self._name, self._run = name, run
-        self._record = Path(run.folder, "trackers", f"{name}.json")
+        self._open = partial(TRACKERS[name], run)
+        self._path = Path(run.folder, "trackers", f"{name}.json")
+        found = json.loads(self._path.read_text()) if self._path.exists() else {}
+        empty = {"run": run.id, "last_step": None, "last_validation": None, "failures": 0}
+        self._record: dict[str, Any] = found if found.get("run") == run.id else empty
         self._tracker: Tracker | None = None
         self._last: dict[Kind, int | None] = {}
 
@@ -44,18 +47,16 @@ class Feed:
         the next message.
         """
         if self._tracker is None:
-            tracker = TRACKERS[self._name].make(self._run)
-            found = self._read_record()
-            for each in ("step", "validation"):
-                known = (tracker.last(each), found[f"last_{each}"])
+            self._tracker = self._open()
+            for each in KINDS:
+                known = (self._tracker.last[each], self._record[f"last_{each}"])
                 self._last[each] = max((n for n in known if n is not None), default=None)
-            self._tracker = tracker
         kind, number = message["kind"], message["number"]
         last = self._last[kind]
         if not message["again"] or (last is not None and number > last):
-            self._tracker.log(Entry(kind, number, message["values"]))
+            self._tracker.log(kind, number, message["values"])
             self._last[kind] = number
-            self._write_record(**{f"last_{kind}": number})
+            self._write_record(f"last_{kind}", number)
 
     def close(self) -> None:
         """Close the tracker, if it was opened."""
@@ -70,22 +71,17 @@ class Feed:
         try:
             work()
         except Exception as error:  # noqa: BLE001 - any error of a library; the flow shows it
-            with contextlib.suppress(OSError, ValueError):
-                self._write_record(failures=self._read_record()["failures"] + 1)
+            with contextlib.suppress(OSError):
+                self._write_record("failures", self._record["failures"] + 1)
             lines = str(error).strip().splitlines()
             return f"{type(error).__name__}: {shown_uri(lines[0]) if lines else 'no message'}"
         return None
 
-    def _read_record(self) -> dict[str, Any]:
-        """Return this machine's record of the run; an empty one if there is none."""
-        found = json.loads(self._record.read_text()) if self._record.exists() else {}
-        empty = {"run": self._run.id, "last_step": None, "last_validation": None, "failures": 0}
-        return empty | (found if found.get("run") == self._run.id else {})
-
-    def _write_record(self, **changes: int) -> None:
-        part = self._record.with_suffix(".part")
-        part.write_text(json.dumps(self._read_record() | changes))
-        part.replace(self._record)
+    def _write_record(self, name: str, value: int) -> None:
+        self._record[name] = value
+        part = self._path.with_suffix(".part")
+        part.write_text(json.dumps(self._record))
+        part.replace(self._path)
 
 
 def main() -> None:
@@ -93,16 +89,16 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # keep the output of libraries separate from the answers
     threading.Thread(target=_limit_closing, daemon=True).start()
-    first = json.loads(sys.stdin.readline())
-    feed = Feed(first["tracker"], TrackedRun(**first["run"]))
+    name, run = json.loads(sys.stdin.readline())
+    feed = Feed(name, TrackedRun(**run))
     with contextlib.suppress(BrokenPipeError):  # a killed flow does not read answers
         for line in sys.stdin:
             error = feed.error_of(partial(feed.take, json.loads(line)))
-            answers.write(json.dumps({"error": error}) + "\n")
+            answers.write(json.dumps(error) + "\n")
     error = feed.error_of(feed.close)
     with contextlib.suppress(BrokenPipeError):
         if error is not None:
-            answers.write(json.dumps({"error": f"while closing: {error}"}) + "\n")
+            answers.write(json.dumps(f"while closing: {error}") + "\n")
 
 
 def _limit_closing() -> None:

@@ -1,20 +1,19 @@
-"""The trackers, each a small class, keyed by their names in `trainer.logger`. The names are verl's.
+"""The trackers, keyed by their names in `trainer.logger`. The names are verl's.
 
-Each tracker is created in a separate process, and only if the run's settings select it. The
-tracker's library is imported only in that process. To add a tracker, write a class, add it to
-TRACKERS, and add its name to `trainer.logger` (pipeline/config/trainer.py). If its library is not a
-dependency yet, also add an extra (pyproject.toml, pipeline/extras.py).
+Each tracker is opened in a separate process, and only if the run's settings select it. Its library
+is imported only in that process. To add a tracker, write a function that opens it, add the function
+to TRACKERS, and add the name to `trainer.logger` (pipeline/config/trainer.py). If its library is
+not a dependency yet, also add an extra (pyproject.toml, pipeline/extras.py).
 """
 
 import json
 import os
 import re
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pipeline.config.dotted import leaves
 
@@ -23,6 +22,8 @@ Values = Mapping[str, float]
 
 Kind = Literal["step", "validation"]
 """What values belong to: a step, or a policy version that was validated."""
+
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
 STEP = "training/global_step"
 """The x-axis of curves, under verl's name. Steps are counted from 0; a validation is placed at its
@@ -50,233 +51,161 @@ class TrackedRun:
 
 
 @dataclass(frozen=True)
-class Entry:
-    """What a tracker records at once. Example: Entry('step', 3, {'critic/rewards/mean': 0.4})."""
+class Tracker:
+    """An opened destination of metrics. Its functions may raise any error of its library."""
 
-    kind: Kind
-    number: int
-    """The step or the policy version."""
-    values: Values
+    log: Callable[[Kind, int, Values], object]
+    """Records the metrics of a step, or the validation results of a policy version."""
+    close: Callable[[], object]
+    """Writes buffered values and closes the tracker."""
+    last: Mapping[Kind, int | None]
+    """The last number of each kind that the tracker itself has recorded.
 
-
-class Tracker(ABC):
-    """A destination of metrics. Every method may raise any error of its library."""
-
-    def last(self, kind: Kind) -> int | None:
-        """Return the last number of this kind that the tracker itself has recorded.
-
-        The result is -1 if the tracker has none, or if it relies on this machine's record of what
-        it received. A tracker that cannot report its last number returns None.
-        """
-        return -1
-
-    @abstractmethod
-    def log(self, entry: Entry) -> None:
-        """Record the metrics of a step, or the validation results of a policy version."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Write buffered values and close the tracker."""
-
-
-class File(Tracker):
-    """A JSON Lines file in verl's format: {"step": 3, "data": {...}}."""
-
-    def __init__(self, run: TrackedRun) -> None:
-        path = Path(run.folder, "metrics.jsonl")
-        content = path.read_bytes() if path.exists() else b""
-        whole = content[: content.rfind(b"\n") + 1]
-        if whole != content:  # a killed process did not complete the last line
-            os.truncate(path, len(whole))
-        self._last: dict[Kind, int] = {}
-        for line in map(json.loads, whole.splitlines()):
-            kind: Kind = "validation" if all(n[:3] == "val" for n in line["data"]) else "step"
-            self._last[kind] = max(line["step"], self.last(kind))
-        self._file = path.open("a", encoding="utf-8")
-
-    def last(self, kind: Kind) -> int:
-        """See Tracker."""
-        return self._last.get(kind, -1)
-
-    def log(self, entry: Entry) -> None:
-        """See Tracker."""
-        self._file.write(json.dumps({"step": entry.number, "data": entry.values}) + "\n")
-        self._file.flush()
-
-    def close(self) -> None:
-        """See Tracker."""
-        self._file.close()
-
-
-class Tensorboard(Tracker):
-    """TensorBoard event files in one folder per run."""
-
-    def __init__(self, run: TrackedRun) -> None:
-        # TensorBoard's own writer, because torch.utils.tensorboard requires torch.
-        from tensorboard.summary import Writer
-
-        self._writer = Writer(str(Path(run.folder, "tensorboard")))
-
-    def log(self, entry: Entry) -> None:
-        """See Tracker."""
-        for name, value in entry.values.items():
-            self._writer.add_scalar(name, value, entry.number)
-        self._writer.flush()
-
-    def close(self) -> None:
-        """See Tracker."""
-        self._writer.close()
-
-
-class _Service(Tracker):
-    """A service whose library returns a run with the methods `log` and `finish`."""
-
-    _run: Any
-
-    def last(self, kind: Kind) -> int | None:
-        """See Tracker. Most services do not report what they have recorded."""
-        return None
-
-    def log(self, entry: Entry) -> None:
-        """See Tracker."""
-        self._run.log(dict(entry.values), step=entry.number)
-
-    def close(self) -> None:
-        """See Tracker."""
-        self._run.finish()
-
-
-class Wandb(_Service):
-    """Weights & Biases, configured by environment variables (WANDB_MODE=offline, ...).
-
-    wandb's own step may only increase, but a validation may end after later steps. This class
-    therefore records the step as a metric, and uses that metric as the axis of all curves.
+    It is -1 if there is none, or if the tracker relies on this machine's record of what it
+    received. It is None if the tracker cannot report it.
     """
 
-    def __init__(self, run: TrackedRun) -> None:
-        import wandb
 
-        self._run = wandb.init(
-            project=run.project,
-            name=run.name,
-            id=run.id,
-            resume="allow",
-            dir=run.folder,
-            config=dict(run.settings),
-        )
-        self._run.define_metric("*", step_metric=STEP)
-
-    def last(self, kind: Kind) -> int:
-        """See Tracker."""
-        return int(self._run.summary.get(f"last_{kind}", -1))
-
-    def log(self, entry: Entry) -> None:
-        """See Tracker."""
-        self._run.log({**entry.values, STEP: entry.number})
-        self._run.summary[f"last_{entry.kind}"] = entry.number
+_IN_RECORD: dict[Kind, int | None] = dict.fromkeys(KINDS, -1)
+_NOT_REPORTED: dict[Kind, int | None] = dict.fromkeys(KINDS, None)
 
 
-class Swanlab(_Service):
-    """SwanLab, configured by SWANLAB_MODE as in verl; only online runs can be resumed."""
+def _file(run: TrackedRun) -> Tracker:
+    """Open a JSON Lines file in verl's format: {"step": 3, "data": {...}}."""
+    path = Path(run.folder, "metrics.jsonl")
+    content = path.read_bytes() if path.exists() else b""
+    whole = content.rfind(b"\n") + 1
+    if whole != len(content):  # a killed process did not complete the last line
+        os.truncate(path, whole)
+    file = path.open("a", encoding="utf-8", buffering=1)  # written line by line
 
-    def __init__(self, run: TrackedRun) -> None:
-        import swanlab
+    def log(_: Kind, number: int, values: Values) -> None:
+        file.write(json.dumps({"step": number, "data": values}) + "\n")
 
-        self._run = swanlab.init(
-            project=run.project,
-            name=run.name,
-            id=run.id,
-            resume="allow",
-            mode=os.environ.get("SWANLAB_MODE", "online"),
-            log_dir=run.folder,
-            config=dict(run.settings),
-        )
+    return Tracker(log, file.close, _IN_RECORD)
 
 
-class Trackio(_Service):
-    """trackio, configured by TRACKIO_DIR and TRACKIO_SPACE_ID.
+def _tensorboard(run: TrackedRun) -> Tracker:
+    """Open TensorBoard event files in one folder per run."""
+    # TensorBoard's own writer, because torch.utils.tensorboard requires torch.
+    from tensorboard.summary import Writer
+
+    writer = Writer(str(Path(run.folder, "tensorboard")))
+
+    def log(_: Kind, number: int, values: Values) -> None:
+        for name, value in values.items():
+            writer.add_scalar(name, value, number)
+        writer.flush()
+
+    return Tracker(log, writer.close, _IN_RECORD)
+
+
+def _wandb(run: TrackedRun) -> Tracker:
+    """Open Weights & Biases, configured by environment variables (WANDB_MODE=offline, ...).
+
+    wandb's own step may only increase, but a validation may end after later steps. The step is
+    therefore recorded as a metric, and that metric is the axis of all curves.
+    """
+    import wandb
+
+    opened = wandb.init(
+        project=run.project,
+        name=run.name,
+        id=run.id,
+        resume="allow",
+        dir=run.folder,
+        config=dict(run.settings),
+    )
+    opened.define_metric("*", step_metric=STEP)
+
+    def log(kind: Kind, number: int, values: Values) -> None:
+        opened.log({**values, STEP: number})
+        opened.summary[f"last_{kind}"] = number
+
+    last = {kind: int(opened.summary.get(f"last_{kind}", -1)) for kind in KINDS}
+    return Tracker(log, opened.finish, last)
+
+
+def _swanlab(run: TrackedRun) -> Tracker:
+    """Open SwanLab, configured by SWANLAB_MODE as in verl; only online runs can be resumed."""
+    import swanlab
+
+    opened = swanlab.init(
+        project=run.project,
+        name=run.name,
+        id=run.id,
+        resume="allow",
+        mode=os.environ.get("SWANLAB_MODE", "online"),
+        log_dir=run.folder,
+        config=dict(run.settings),
+    )
+    return _by_steps(opened)
+
+
+def _trackio(run: TrackedRun) -> Tracker:
+    """Open trackio, configured by TRACKIO_DIR and TRACKIO_SPACE_ID.
 
     trackio identifies runs by name, so the run's id is used as its name.
     """
+    import trackio
 
-    def __init__(self, run: TrackedRun) -> None:
-        import trackio
-
-        self._run = trackio.init(
-            project=run.project,
-            name=run.id,
-            resume="allow",
-            config=dict(run.settings),
-            auto_log_gpu=False,
-            auto_log_cpu=False,
-        )
-
-
-_MOST_METRICS, _MOST_PARAMETERS, _LONGEST_PARAMETER, _LONGEST_NAME = 1000, 100, 500, 250
-"""Limits of MLflow's API: metrics per request, parameters per request, characters in a parameter's
-value, and characters in a metric's name."""
+    opened = trackio.init(
+        project=run.project,
+        name=run.id,
+        resume="allow",
+        config=dict(run.settings),
+        auto_log_gpu=False,
+        auto_log_cpu=False,
+    )
+    return _by_steps(opened)
 
 
-class Mlflow(Tracker):
-    """MLflow, on the server at MLFLOW_TRACKING_URI or in a SQLite file next to the runs' folders.
+def _by_steps(opened: Any) -> Tracker:
+    """Return the tracker of a library's run, whose `log` takes values and a step."""
 
-    As in verl, the project is MLflow's experiment.
+    def log(_: Kind, number: int, values: Values) -> None:
+        opened.log(dict(values), step=number)
+
+    return Tracker(log, opened.finish, _NOT_REPORTED)
+
+
+_LONGEST_PARAMETER, _LONGEST_NAME = 500, 250
+"""Limits of MLflow's API: characters in a parameter's value, and in a metric's name."""
+
+
+def _mlflow(run: TrackedRun) -> Tracker:
+    """Open MLflow, on the server at MLFLOW_TRACKING_URI or in a SQLite file next to the runs.
+
+    As in verl, the project is MLflow's experiment. A tag holds the last step and version.
+    Characters that MLflow refuses in names are replaced; `@` becomes `_at_`, as in verl.
     """
+    from mlflow.entities import Metric, Param
+    from mlflow.tracking import MlflowClient
 
-    _ID = "retrace.run"
+    database = Path(run.folder).absolute().parent / "mlflow.db"
+    uri = os.environ.get("MLFLOW_TRACKING_URI", f"sqlite:///{database}")
+    client = MlflowClient(tracking_uri=uri)
+    found = client.get_experiment_by_name(run.project)
+    experiment = found.experiment_id if found else client.create_experiment(run.project)
+    tags: Mapping[str, str] = {"retrace.run": run.id}
+    stored = client.search_runs([experiment], f"tags.`retrace.run` = '{run.id}'")
+    if stored:
+        to, tags = stored[0].info.run_id, stored[0].data.tags
+        client.update_run(to, status="RUNNING")
+    else:
+        to = client.create_run(experiment, run_name=run.name, tags=tags).info.run_id
+        settings = leaves(dict(run.settings))
+        params = [Param(key, str(value)[:_LONGEST_PARAMETER]) for key, value in settings]
+        client.log_batch(to, params=params)
 
-    def __init__(self, run: TrackedRun) -> None:
-        from mlflow.entities import Metric, Param
-        from mlflow.tracking import MlflowClient
-
-        self._metric = Metric
-        database = Path(run.folder).absolute().parent / "mlflow.db"
-        uri = os.environ.get("MLFLOW_TRACKING_URI", f"sqlite:///{database}")
-        self._client = MlflowClient(tracking_uri=uri)
-        experiment = self._client.get_experiment_by_name(run.project)
-        where = experiment.experiment_id if experiment else None
-        if where is None:
-            where = self._client.create_experiment(run.project)
-        found = self._client.search_runs([where], f"tags.`{self._ID}` = '{run.id}'")
-        if found:
-            self._of_run, self._tags = found[0].info.run_id, found[0].data.tags
-            self._client.update_run(self._of_run, status="RUNNING")
-            return
-        tags = {self._ID: run.id}
-        self._of_run = self._client.create_run(where, run_name=run.name, tags=tags).info.run_id
-        self._tags = {}
-        settings = [
-            Param(key, str(value)[:_LONGEST_PARAMETER]) for key, value in leaves(dict(run.settings))
-        ]
-        for some in _in_parts(settings, _MOST_PARAMETERS):
-            self._client.log_batch(self._of_run, params=some)
-
-    def last(self, kind: Kind) -> int:
-        """See Tracker."""
-        return int(self._tags.get(f"retrace.last_{kind}", -1))
-
-    def log(self, entry: Entry) -> None:
-        """Record values and, in a tag, their step or version.
-
-        Characters that MLflow refuses are replaced; `@` becomes `_at_`, as in verl.
-        """
+    def log(kind: Kind, number: int, values: Values) -> None:
         now_ms = int(time.time() * 1000)
-        metrics = [
-            self._metric(_allowed(name), value, now_ms, entry.number)
-            for name, value in entry.values.items()
-        ]
-        for some in _in_parts(metrics, _MOST_METRICS):
-            self._client.log_batch(self._of_run, metrics=some)
-        self._client.set_tag(self._of_run, f"retrace.last_{entry.kind}", entry.number)
+        metrics = [Metric(_allowed(name), value, now_ms, number) for name, value in values.items()]
+        client.log_batch(to, metrics=metrics)
+        client.set_tag(to, f"retrace.last_{kind}", number)
 
-    def close(self) -> None:
-        """See Tracker."""
-        self._client.set_terminated(self._of_run)
-
-
-def _in_parts(items: list[Any], most: int) -> Iterator[list[Any]]:
-    for start in range(0, len(items), most):
-        yield items[start : start + most]
+    last = {kind: int(tags.get(f"retrace.last_{kind}", -1)) for kind in KINDS}
+    return Tracker(log, lambda: client.set_terminated(to), last)
 
 
 def _allowed(name: str) -> str:
@@ -290,21 +219,16 @@ def _allowed(name: str) -> str:
     return "/".join(parts)[:_LONGEST_NAME].rstrip("/")
 
 
-@dataclass(frozen=True)
-class TrackerKind:
-    """A kind of tracker."""
-
-    make: Callable[[TrackedRun], Tracker]
-    extra: str = ""
-    """The extra of this distribution that installs the library; empty if the extra `flow` does."""
-
-
-TRACKERS = {
-    "file": TrackerKind(File),
-    "tensorboard": TrackerKind(Tensorboard),
-    "wandb": TrackerKind(Wandb, "wandb"),
-    "mlflow": TrackerKind(Mlflow, "mlflow"),
-    "swanlab": TrackerKind(Swanlab, "swanlab"),
-    "trackio": TrackerKind(Trackio, "trackio"),
+TRACKERS: dict[str, Callable[[TrackedRun], Tracker]] = {
+    "file": _file,
+    "tensorboard": _tensorboard,
+    "wandb": _wandb,
+    "mlflow": _mlflow,
+    "swanlab": _swanlab,
+    "trackio": _trackio,
 }
-"""The trackers, keyed by name. `trainer.logger` also accepts console, which is the screen."""
+"""The functions that open a tracker, keyed by its name.
+
+`trainer.logger` also accepts console, which is the screen. A tracker whose library the extra `flow`
+does not install has an extra of its own name (pipeline/extras.py).
+"""

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -25,7 +26,7 @@ from pipeline.store import Store
 _ENDED_S = 4
 """Like CLOSE_S, but for a stopped or failed run. It is shorter, because Ctrl-C must end a run
 quickly."""
-_SILENT_S = 120.0
+_SILENT_S = 120
 """Seconds without an answer after which the flow reports that a tracker hangs."""
 
 Line = Callable[[str], None]
@@ -47,14 +48,9 @@ class TrackerProcess:
         self.log_file = Path(run.folder, "trackers", f"{name}.log")
         self._line = line
         self._reason = ""
-        self._waits_since_s: float | None = None
-        self._hangs = False
         self._messages: SimpleQueue[dict[str, Any] | None] = SimpleQueue()
         self._process = _start(self.log_file)
-        first = {"tracker": name, "run": asdict(run)}
-        self._thread = threading.Thread(
-            target=self._pass_on, args=(first,), name=f"tracker-{name}", daemon=True
-        )
+        self._thread = threading.Thread(target=self._pass_on, args=(run,), daemon=True)
         self._thread.start()
 
     def log(self, kind: Kind, number: int, values: Metrics, again: bool = False) -> None:
@@ -66,10 +62,6 @@ class TrackerProcess:
             values: The values; those that were not measured are not sent.
             again: Whether an earlier start of the run may already have sent them.
         """
-        since_s = self._waits_since_s
-        if since_s and not self._hangs and time.monotonic() - since_s > _SILENT_S:
-            self._hangs = True
-            self._line(f"{self.name} has not answered for {_SILENT_S:.0f} s; the run continues")
         self.sent += 1
         measured = {name: value for name, value in values.items() if value is not None}
         self._messages.put({"kind": kind, "number": number, "values": measured, "again": again})
@@ -99,25 +91,27 @@ class TrackerProcess:
                 "the store has all of them"
             )
 
-    def _pass_on(self, first: dict[str, Any]) -> None:
+    def _pass_on(self, run: TrackedRun) -> None:
         """Pass one message after the other to the process, and take its answers."""
         messages, answers = self._process.stdin, self._process.stdout
         assert messages is not None
         assert answers is not None
+        answered = select.poll()
+        answered.register(answers, select.POLLIN)
         with contextlib.suppress(BrokenPipeError), messages:
-            messages.write(json.dumps(first) + "\n")
-            while (message := self._messages.get()) is not None:
-                self._waits_since_s = time.monotonic()
+            messages.write(json.dumps([self.name, asdict(run)]) + "\n")
+            for message in iter(self._messages.get, None):
                 messages.write(json.dumps(message) + "\n")
                 messages.flush()
+                if not answered.poll(_SILENT_S * 1000):
+                    self._line(f"{self.name} has not answered for {_SILENT_S} s; the run continues")
                 if not (answer := answers.readline()):
                     return  # the process has ended
-                self._take(json.loads(answer)["error"])
+                self._take(json.loads(answer))
         for answer in answers:  # an error while closing
-            self._take(json.loads(answer)["error"])
+            self._take(json.loads(answer))
 
     def _take(self, error: str | None) -> None:
-        self._waits_since_s, self._hangs = None, False
         if error is None:
             self.taken += 1
             return
@@ -158,7 +152,7 @@ def trackers_of(
     if not names:
         yield ()
         return
-    run = tracked_run(config, store)
+    run = _tracked_run(config, store)
     trackers = tuple(TrackerProcess(name, run, line) for name in names)
     grace_s = _ENDED_S
     try:
@@ -172,7 +166,7 @@ def trackers_of(
             tracker.close(deadline_s)
 
 
-def tracked_run(config: RunConfig, store: Store) -> TrackedRun:
+def _tracked_run(config: RunConfig, store: Store) -> TrackedRun:
     """Return the run's description for trackers, with an id that is the same for every start."""
     trainer = config.trainer
     made_by = write_id_of(read_commit(store, keys.run_json()))

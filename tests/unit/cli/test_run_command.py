@@ -85,7 +85,7 @@ def test_the_advice_after_a_failure_depends_on_its_cause(
             raise error
 
     program = sys.modules[run_run.__module__]  # a command has the same name as the module
-    monkeypatch.setattr(program, "check", lambda path, overrides: Ready())
+    monkeypatch.setattr(program, "checked", lambda path, overrides: Ready())
     assert run_run(Path("my.yaml"), []) == 1
     text, last = capsys.readouterr().err.splitlines()
     assert text == f"failed: {error}"

@@ -12,9 +12,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from pipeline import extras
 from pipeline.config.trainer import LoggerName
+from pipeline.report.trackers import processes
 from pipeline.report.trackers.kinds import TRACKERS, TrackedRun
 from pipeline.report.trackers.processes import TrackerProcess
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, eventually
 from tests.unit.report.values import VALUES
 
 MEASURED = {name: value for name, value in VALUES.items() if value is not None}
@@ -168,6 +169,30 @@ def test_a_tracker_that_dies_or_hangs_does_not_delay_the_run(tmp_path: Path, how
     assert line.startswith(f"file lacks 4 of 5 steps and validations ({why}; its log is ")
 
 
+def test_a_tracker_that_does_not_answer_is_reported_while_the_run_continues(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(processes, "_SILENT_S", 0.2)
+    lines: list[str] = []
+    tracker = start("file", tmp_path, lines)
+    os.kill(tracker._process.pid, signal.SIGSTOP)
+    tracker.log("step", 0, VALUES)
+    said = ["file has not answered for 0.2 s; the run continues"]
+    eventually(lambda: lines == said, lambda: lines)
+    os.kill(tracker._process.pid, signal.SIGCONT)
+    close(tracker)
+    assert (tracker.taken, written(tmp_path)) == (1, [(0, MEASURED)])
+
+
+def test_a_file_of_a_removed_run_with_the_same_name_hides_no_step(tmp_path: Path):
+    for id in ("test-11111111", "test-22222222"):
+        tracker = start("file", tmp_path, [], id)
+        for step in range(2):
+            tracker.log("step", step, VALUES, again=True)
+        close(tracker)
+    assert [step for step, _ in written(tmp_path)] == [0, 1, 0, 1]
+
+
 def test_a_tracker_finishes_its_messages_when_its_flow_is_killed(tmp_path: Path):
     """When the flow is killed, its end of the pipe closes, so the tracker sees the end of the
     messages."""
@@ -181,6 +206,5 @@ def test_a_tracker_finishes_its_messages_when_its_flow_is_killed(tmp_path: Path)
 
 def test_the_setting_lists_all_trackers_and_their_extras_exist():
     assert {"console", *TRACKERS} == set(get_args(LoggerName))
-    asked = {kind.extra for kind in TRACKERS.values() if kind.extra}
-    assert asked <= set(extras.EXTRAS)
+    assert {"file", "tensorboard"} == {*TRACKERS} - {*extras.EXTRAS}
     assert "tensorboard" in extras.EXTRAS["flow"]

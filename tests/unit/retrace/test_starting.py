@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 import retrace
-from pipeline.cli.check import run_check
+from pipeline.cli.check import checked
 from pipeline.inputs.stage import stage
 from pipeline.run import keys
 from pipeline.run.attempts import end_attempt, take_attempt
@@ -251,7 +251,7 @@ def test_the_command_reports_a_finished_run_before_it_checks_inputs(
         raise retrace.InputError(["stop here"])
 
     monkeypatch.setattr(retrace, "check", check)
-    assert run_check(settings, [place]) == 2
+    assert checked(settings, [place]) is None
     assert capsys.readouterr().err == "error: stop here\n"
 
 
