@@ -198,8 +198,9 @@ def raised_at(error: BaseException) -> str:
     places = [frame for frame in frames if frame.filename not in ours]
     if not places:
         return ""
-    folder = os.path.dirname(places[0].filename)
-    last = [one for one in places if one.filename.startswith(folder)][-1]
+    first = places[0].filename  # not a path if the file is only in the store
+    within = os.path.dirname(first) or first
+    last = [one for one in places if one.filename.startswith(within)][-1]
     return f" ({Path(last.filename).name}, line {last.lineno})"
 
 

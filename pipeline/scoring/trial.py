@@ -50,7 +50,7 @@ def tried_rows(count: int) -> list[int]:
 
 
 def try_load(code: RewardCode, setting: str | None = None) -> str | None:
-    """Load users' code as the workers do, in a process of its own without credentials.
+    """Load users' code as the workers do, in a separate process without credentials.
 
     Args:
         code: The code to load.
@@ -60,7 +60,7 @@ def try_load(code: RewardCode, setting: str | None = None) -> str | None:
         What is missing here if the workers may be able to load the code; None if it was loaded.
 
     Raises:
-        RewardError: The code cannot be loaded, lacks the function, or does not end in LOAD_S.
+        RewardError: The code cannot be loaded, lacks the function, or takes longer than LOAD_S.
     """
     with unpacked(code.content) as path:
         process = RewardProcess(code, path, LOAD_S, "the limit of this check", setting)

@@ -1,7 +1,7 @@
 """The scoring of samples is checked before a run.
 
-A process of its own, without credentials, loads the reward file. Without a reward file, it compares the prompts' data
-sources with the built-in scorers.
+A separate process, without credentials, loads the reward file. Without a reward file, the prompts'
+data sources are compared with the built-in scorers.
 """
 
 import ast

@@ -56,6 +56,8 @@ def test_valid_files_are_accepted(source):
         ("1 +", "SyntaxError: invalid syntax"),
         ("\0", "source code string cannot contain null bytes"),
         ("\n\nraise KeyError('a')", "running it raised KeyError: 'a' (<reward file>, line 3)"),
+        ("import json; json.loads('')", "Expecting value: line 1 column 1 (char 0) (<reward file>, "
+         "line 1)"),
         ("import sys; sys.exit(3)", "running it raised SystemExit: 3"),
         ("import not_there.x", "it imports 'not_there', which is not installed; put the module"),
     ],
