@@ -62,7 +62,7 @@ class RewardProcess:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "pipeline.scoring.program", str(descriptor)],
                 stdin=subprocess.DEVNULL,
-                stdout=2,  # what users' code prints is no output of ours
+                stdout=2,  # what users' code prints must not mix with our output
                 env=reward_environment(),
                 pass_fds=(descriptor,),
                 start_new_session=True,  # so that the function's child processes end with it

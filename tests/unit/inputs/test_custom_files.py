@@ -83,7 +83,7 @@ def test_what_only_the_workers_may_have_is_noted(settings, line, text):
     assert "unchecked" in note
 
 
-def test_what_the_file_prints_is_no_output_of_the_check(settings, capfd):
+def test_what_the_file_prints_goes_to_stderr(settings, capfd):
     path = settings.parent / "reward.py"
     path.write_text(f"print('hello')\n{path.read_text()}")
     assert not [note for note in check(settings).notes if note.startswith(PROBLEM)]

@@ -86,7 +86,7 @@ def test_other_files_are_refused(source, message):
         ("", False),
     ],
 )
-def test_what_workers_may_have_is_told_from_mistakes(source, absent):
+def test_what_workers_may_have_differs_from_mistakes(source, absent):
     with pytest.raises(CustomError) as caught:
         load_custom(source.encode(), "mine", ESTIMATOR)
     assert is_absent_here(caught.value, {"RANK_OF_WORKERS"}) == absent
