@@ -4,7 +4,6 @@ import errno
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Protocol, Self
 
 from pipeline.errors import LastingError
@@ -72,15 +71,14 @@ class Upload(Protocol):
     def finish(self) -> None:
         """Create the object durably; see Store.upload."""
 
+    def leave(self) -> None:
+        """Discard the data, unless `finish` has created the object."""
+
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None: ...
+    def __exit__(self, *error: object) -> None:
+        self.leave()
 
 
 class Store(Protocol):

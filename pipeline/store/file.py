@@ -11,7 +11,6 @@ import secrets
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
-from types import TracebackType
 from typing import BinaryIO
 
 from pipeline.store.base import (
@@ -191,12 +190,8 @@ class _FileUpload(Upload):
                 raise ObjectExistsError(f"{self._what}: the object already exists") from error
             _sync_folder(self._target.parent)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def leave(self) -> None:
+        """See Upload.leave."""
         with contextlib.suppress(OSError):  # the error of a full disk may recur here
             self._out.close()
         with contextlib.suppress(OSError):

@@ -23,7 +23,7 @@ from pipeline.store.base import (
     UnreadableError,
     check_key,
 )
-from pipeline.store.s3_client import PATIENCE_S, S3Client, Tries, greet
+from pipeline.store.s3_client import GREETING_S, PATIENCE_S, S3Client, Tries
 from pipeline.store.s3_errors import FAILURES, RangeBeyondError, UploadGoneError
 from pipeline.store.s3_ranges import PIECE, spans
 from pipeline.store.s3_upload import S3Upload
@@ -160,7 +160,7 @@ class S3Store(Store):
                         time.sleep(pause_s)
         except RangeBeyondError as error:
             if size is not None:
-                raise UnreadableError(f"{error}; expected {size} bytes") from error
+                raise UnreadableError(f"{error}, expected {size} bytes") from error
             return b"", 0
         described = answer.get("ContentRange", "")
         match = _CONTENT_RANGE.fullmatch(described)
@@ -264,7 +264,7 @@ class S3Store(Store):
 
     def greet(self) -> None:
         """Make the first contact with the server; see pipeline.store.schemes.greet."""
-        greet(self._bucket, self.uri)
+        S3Client(self._bucket, self.uri, GREETING_S, GREETING_S / 2).greet()
 
     def make_bucket(self, patience_s: float) -> bool:
         """Create the bucket if it is missing; see pipeline.store.schemes.make_container."""

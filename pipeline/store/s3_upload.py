@@ -1,7 +1,6 @@
 """The upload of data objects to S3 by boto3's managed transfer."""
 
 from queue import Full, Queue
-from types import TracebackType
 from typing import IO, cast
 
 from boto3.s3.transfer import TransferConfig, create_transfer_manager
@@ -74,12 +73,8 @@ class S3Upload(Upload):
                 with self._client.requests(self._what):
                     self._transfer.result()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def leave(self) -> None:
+        """See Upload.leave."""
         self._parts.leave()
         self._transfer.cancel()  # aborts the transfer, unless it has ended
         self._manager.shutdown()

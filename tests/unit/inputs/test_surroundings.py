@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.errors import InputError
 from pipeline.inputs.space import check_scratch
-from pipeline.store import s3_client
+from pipeline.store import s3
 from tests.unit.inputs.small_inputs import check, check_error, load
 
 KEYS = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
@@ -56,7 +56,7 @@ def s3(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in KEYS.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    monkeypatch.setattr(s3_client, "_GREETING_S", 1.0)
+    monkeypatch.setattr(s3, "GREETING_S", 1.0)
 
 
 SILENT = Silent()
