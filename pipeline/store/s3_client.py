@@ -56,7 +56,7 @@ _SHORT: dict[type[StoreError], str] = {
     ObjectExistsError: "the object already exists",
     RangeBeyondError: "the object ends before the range",
 }
-"""Texts for answers that are no failures of the server."""
+"""Texts for answers that do not report a failure."""
 _silent: dict[str, tuple[float, str]] = {}
 """Servers that did not answer a greeting: until when requests to each fail at once (by
 time.monotonic()), and the error."""

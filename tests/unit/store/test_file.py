@@ -28,7 +28,7 @@ class TestFileStore(StoreConformance):
 
 
 def test_only_regular_files_are_listed(tmp_path):
-    """Links that lead nowhere are no objects."""
+    """Links that lead nowhere are not listed."""
     root = tmp_path / "odd"
     (root / "steps/000000").mkdir(parents=True)
     (root / "steps/000000/plan.json").write_bytes(b"{}")
