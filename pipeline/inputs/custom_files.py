@@ -1,10 +1,12 @@
-"""Checks of users' files (reward file, estimators, losses), which are read but not run.
+"""Checks of users' files (reward file, estimators, losses), which their own processes load.
+
+These processes get no credentials, and decide like the workers (`pipeline.scoring.trial.try_load`).
 
 Without a reward file, the built-in scorers for the prompts' data sources score the samples. In
 that case, the checks also find prompts with a data source that no scorer covers.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,11 +15,12 @@ from pipeline.config.tree import CustomRewardFunction, RunConfig
 from pipeline.errors import InputError, LastingError
 from pipeline.inputs.fetch import local_file
 from pipeline.rl.custom import CUSTOM, CustomKind, custom_function
-from pipeline.rl.custom_source import check_source, uses_of
 from pipeline.rl.data_sources import COMPUTE_SCORE, find_scorer
-from pipeline.rl.rewards import is_passed, reward_kind
-from pipeline.scoring.code import pack
+from pipeline.rl.rewards import REWARD, is_passed
+from pipeline.scoring.code import RewardCode, pack
 from pipeline.scoring.folder import with_neighbours
+from pipeline.scoring.source import uses_of
+from pipeline.scoring.trial import try_load
 from pipeline.store import is_remote
 
 
@@ -31,11 +34,11 @@ class CustomFiles:
     functions: Mapping[str, bytes]
     """The contents of the other files, keyed by the setting that names the function."""
     notes: tuple[str, ...]
-    """Possible problems that cannot be confirmed without running the files."""
+    """Facts about the files that are not errors, such as a package that is missing here."""
 
 
 def check_custom_files(config: RunConfig) -> CustomFiles:
-    """Read and check all users' files without running any. Raises InputError."""
+    """Read all users' files, and load each in its own process. Raises InputError."""
     contents: dict[str, bytes] = {}
     notes: list[str] = []
     problems: list[str] = []
@@ -47,7 +50,7 @@ def check_custom_files(config: RunConfig) -> CustomFiles:
     for key, (place, name, kind) in wanted.items():
         try:
             path, contents[key] = _read(key, place)
-            notes += _checked(key, path, contents[key], name, kind)
+            notes += _loaded(key, path, RewardCode(contents[key], name), kind, key)
         except InputError as error:
             problems += error.problems
     reward = None
@@ -68,9 +71,9 @@ def _read_reward(function: CustomRewardFunction) -> tuple[bytes, list[str]]:
     path, content = _read(key, place)
     folder = place.rpartition("/")[0] if is_remote(place) else path.absolute().parent.as_uri()
     files = with_neighbours(key, folder, path.name, content)
-    beside = {name.partition("/")[0].removesuffix(".py") for name in files}
-    kind = reward_kind(function.reward_kwargs)
-    notes = _checked(key, path, content, function.name, kind, beside)
+    packed = pack(files)
+    code = RewardCode(packed, function.name, function.reward_kwargs)
+    notes = _loaded(key, path, code, REWARD)
     _, *others = files
     if others:
         shown = ", ".join(others[:5]) + (f" and {len(others) - 5} more" if others[5:] else "")
@@ -82,7 +85,7 @@ def _read_reward(function: CustomRewardFunction) -> tuple[bytes, list[str]]:
             "reward processes do not get: only variables whose names begin with REWARD_ are "
             f"passed, so set and read REWARD_{withheld[0]}"
         )
-    return pack(files), notes
+    return packed, notes
 
 
 def _read(key: str, place: str) -> tuple[Path, bytes]:
@@ -99,20 +102,24 @@ def _read(key: str, place: str) -> tuple[Path, bytes]:
         raise InputError([f"{key}: the file cannot be read: {error}"]) from error
 
 
-def _checked(
-    key: str,
-    path: Path,
-    content: bytes,
-    name: str,
-    kind: CustomKind,
-    beside: Collection[str] = (),
+def _loaded(
+    key: str, path: Path, code: RewardCode, kind: CustomKind, setting: str | None = None
 ) -> list[str]:
-    """Return notes on a file. Raises InputError if the file is invalid."""
+    """Load a file as its workers do, and return notes. Raises InputError if they would fail."""
     try:
-        notes = check_source(content, str(path), name, kind, beside)
+        absent = try_load(code, setting)
     except LastingError as error:
-        raise InputError([f"{key}: {error}"]) from error
-    return [f"{key}: {note}" for note in notes]
+        raise InputError([_about(key, path, str(error), kind)]) from error
+    if absent is None:
+        return []
+    return [
+        f"{_about(key, path, absent, kind)}; the {kind.runners} may have what is missing here, so "
+        "the file is unchecked until they load it"
+    ]
+
+
+def _about(key: str, path: Path, text: str, kind: CustomKind) -> str:
+    return f"{key}: {path}: {text.removeprefix(f'{kind.file}: ')}"
 
 
 def unscored_problems(

@@ -1,17 +1,19 @@
 """Functions that users write in files: their parameters, and how they are loaded.
 
 A setting names such a function as `path/to/file.py:function`, in place of the name of a built-in
-function. Users' code runs only in workers; `custom_source` checks a file without running it.
+function. Users' code runs only in workers, and in the processes of `pipeline.scoring`.
 """
 
 import hashlib
 import inspect
 import linecache
+import os
 import re
 import signal
 import sys
+import traceback
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import decode_source
 from pathlib import Path
@@ -185,6 +187,42 @@ def shown(value: Any, form: Callable[[Any], str] = repr) -> str:
         return f"a {type(value).__name__} that cannot be shown"
 
 
+def raised_at(error: BaseException) -> str:
+    """Return the place in the user's files at which an exception was raised, as text.
+
+    The text is empty if the exception was not raised in these files. Call this function in the
+    module that runs the code.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = {__file__, frames[0].filename}
+    places = [frame for frame in frames if frame.filename not in ours]
+    if not places:
+        return ""
+    first = places[0].filename  # not a path if the file is only in the store
+    within = os.path.dirname(first) or first
+    last = [one for one in places if one.filename.startswith(within)][-1]
+    return f" ({Path(last.filename).name}, line {last.lineno})"
+
+
+def is_absent_here(error: LastingError, variables: Collection[str]) -> bool:
+    """Return whether `load_custom` failed because something that workers may have is missing here.
+
+    This is a module, a library, a file, a server, a GPU or an environment variable.
+
+    Args:
+        error: The error, whose cause is the exception from users' code.
+        variables: The variables that the code reads without a default and that workers may have.
+    """
+    cause = error.__cause__
+    text = shown(cause, str)
+    match cause:
+        case ImportError():  # the code is not part of a package in the workers either
+            return "relative import" not in text
+        case KeyError(args=(str(name), *_)):
+            return name in variables
+    return isinstance(cause, OSError) or "CUDA" in text or "NVIDIA" in text
+
+
 def from_sigterm(error: BaseException) -> bool:
     """Return whether a worker's SIGTERM handler raised an exception while users' code ran.
 
@@ -210,5 +248,6 @@ def _run(content: bytes, kind: CustomKind, path: Path | None) -> types.ModuleTyp
     except BaseException as error:  # users' code may raise anything
         raise kind.error(
             f"{kind.file}: running it raised {type(error).__name__}: {shown(error, str)}"
+            f"{raised_at(error)}"
         ) from error
     return module

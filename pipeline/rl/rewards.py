@@ -9,7 +9,6 @@ import math
 import numbers
 import os
 import re
-import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import LastingError
-from pipeline.rl.custom import CustomKind, load_custom, shown
+from pipeline.rl.custom import CustomKind, load_custom, raised_at, shown
 
 RewardFunction = Callable[..., Any]
 
@@ -143,7 +142,7 @@ def score(
     except BaseException as error:  # users' code may raise anything
         raise RewardError(
             f"{where}: the reward function raised {type(error).__name__}: {shown(error, str)}"
-            f"{_line(error)}"
+            f"{raised_at(error)}"
         ) from error
     if not isinstance(result, dict):
         return Score(_finite(where, "", result), {}, {})
@@ -197,18 +196,6 @@ def overlong_penalty(length: int, max_length: int, buffer: int, factor: float) -
 def at_sample(sample_id: str, data_source: str) -> str:
     """Return the beginning of messages about a sample's reward."""
     return f"sample {sample_id} (data source {data_source!r})"
-
-
-def _line(error: BaseException) -> str:
-    """Return the place in the user's files at which an exception was raised, as text."""
-    frames = traceback.extract_tb(error.__traceback__)
-    ours = {__file__, frames[0].filename}
-    places = [frame for frame in frames if frame.filename not in ours]
-    if not places:
-        return ""
-    folder = os.path.dirname(places[0].filename)
-    last = [one for one in places if one.filename.startswith(folder)][-1]
-    return f" ({Path(last.filename).name}, line {last.lineno})"
 
 
 def _finite(where: str, place: str, value: Any) -> float:

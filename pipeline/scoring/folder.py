@@ -10,7 +10,7 @@ import sys
 from dataclasses import dataclass, field
 
 from pipeline.errors import InputError
-from pipeline.rl.custom_source import is_installed, uses_of
+from pipeline.scoring.source import is_installed, uses_of
 from pipeline.store import ObjectInfo, Store, StoreError, open_store
 
 MOST_FILES = 1_000

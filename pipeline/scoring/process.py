@@ -1,4 +1,4 @@
-"""One process that runs a run's reward function, and the environment that it gets.
+"""One process that loads and runs users' code, and the environment that it gets.
 
 Messages are JSON, never pickles, so that reading them cannot run users' code here.
 """
@@ -17,8 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.hardware import memory_size
-from pipeline.rl.rewards import RewardError, is_passed
+from pipeline.rl.custom import CUSTOM
+from pipeline.rl.rewards import REWARD, RewardError, is_passed
 from pipeline.scoring.code import RewardCode
+
+
+class AbsentError(RewardError):
+    """The code cannot be loaded here, but the workers may have what is missing."""
 
 
 class EndedError(Exception):
@@ -27,7 +32,7 @@ class EndedError(Exception):
 
 @dataclass
 class RewardProcess:
-    """A process that scores one sample at a time.
+    """A process that scores one sample at a time, or only loads an estimator or a loss.
 
     Only one thread at a time may call its methods, except for `stop`.
     """
@@ -37,6 +42,10 @@ class RewardProcess:
     """The reward file in the folder with the unpacked code; None for the built-in scorers."""
     start_timeout_s: float
     """Seconds that the process may take to load the code."""
+    start_limit: str = "launch.start_timeout_s"
+    """The name of this limit, for messages."""
+    setting: str | None = None
+    """The setting that names an estimator or a loss (see pipeline.rl.custom.CUSTOM)."""
     _process: subprocess.Popen[bytes] | None = None
     _connection: Connection | None = None
     _stopped: bool = False
@@ -44,7 +53,8 @@ class RewardProcess:
     def start(self) -> None:
         """Start the process and load the code.
 
-        Raises RewardError if the code cannot be used or ends the process.
+        Raises RewardError if the code cannot be used or ends the process; AbsentError if it lacks
+        something that the workers may have.
         """
         self._connection, theirs = Pipe()
         with theirs:
@@ -52,6 +62,7 @@ class RewardProcess:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "pipeline.scoring.program", str(descriptor)],
                 stdin=subprocess.DEVNULL,
+                stdout=2,  # what users' code prints must not mix with our output
                 env=reward_environment(),
                 pass_fds=(descriptor,),
                 start_new_session=True,  # so that the function's child processes end with it
@@ -62,15 +73,17 @@ class RewardProcess:
             "path": None if self.path is None else str(self.path),
             "name": self.code.name,
             "kwargs": self.code.kwargs,
+            "setting": self.setting,
             "memory_bytes": memory_size() // 2,  # the other half is for the engine
         }
         try:
-            answer = self._exchange(message, self.start_timeout_s, "launch.start_timeout_s")
+            answer = self._exchange(message, self.start_timeout_s, self.start_limit)
         except EndedError as error:
-            raise RewardError(f"reward file: loading it failed: {error}; fix the file") from error
+            file = CUSTOM[self.setting].file if self.setting else REWARD.file
+            raise RewardError(f"{file}: loading it failed: {error}; fix the file") from error
         if "error" in answer:
             self.end()
-            raise RewardError(answer["error"])
+            raise (AbsentError if answer["absent"] else RewardError)(answer["error"])
 
     def ask(self, sample: Mapping[str, Any], timeout_s: float | None) -> dict[str, Any]:
         """Return the answer to a sample. Raises EndedError if the process ended without one."""
@@ -104,7 +117,7 @@ class RewardProcess:
             if not self._connection.poll(limit_s):
                 self.end()
                 raise EndedError(
-                    f"it did not return within {limit}={limit_s:g} s, so its process was ended"
+                    f"it did not return within {limit_s:g} s ({limit}), so its process was ended"
                 )
             answer: dict[str, Any] = json.loads(self._connection.recv_bytes())
         except (EOFError, ConnectionError) as error:

@@ -1,4 +1,4 @@
-"""The trial of a run's reward function on a few prompts, before engines start.
+"""Users' code before engines start: it is loaded, and a reward function is tried on a few prompts.
 
 Each prompt is scored with its ground truth as the response, and with an empty response.
 """
@@ -11,13 +11,15 @@ from typing import Any, Self
 
 from pipeline.rl.rewards import RewardError, at_sample
 from pipeline.scoring.code import RewardCode, unpacked
-from pipeline.scoring.process import EndedError, RewardProcess
+from pipeline.scoring.process import AbsentError, EndedError, RewardProcess
 
 COLUMNS = ("data_source", "ground_truth", "extra_info")
 """The columns of the staged prompts that a trial reads, besides prompt_id."""
 _PROMPTS = 4
 _DEFAULT_S = 60.0
 """The time limit in seconds if the settings have none."""
+LOAD_S = 120.0
+"""The time limit in seconds of `try_load`: a file that imports torch from a slow disk needs one."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,30 @@ class Question:
 def tried_rows(count: int) -> list[int]:
     """Return the rows of `count` prompts that a trial uses, spread evenly over all rows."""
     return sorted({count * index // _PROMPTS for index in range(_PROMPTS)}) if count else []
+
+
+def try_load(code: RewardCode, setting: str | None = None) -> str | None:
+    """Load users' code as the workers do, in a separate process without credentials.
+
+    Args:
+        code: The code to load.
+        setting: The setting that names an estimator or a loss; None for a reward file.
+
+    Returns:
+        What is missing here if the workers may be able to load the code; None if it was loaded.
+
+    Raises:
+        RewardError: The code cannot be loaded, lacks the function, or takes longer than LOAD_S.
+    """
+    with unpacked(code.content) as path:
+        process = RewardProcess(code, path, LOAD_S, "the limit of this check", setting)
+        try:
+            process.start()
+        except AbsentError as error:
+            return str(error)
+        finally:
+            process.end()
+    return None
 
 
 def try_reward(

@@ -4,13 +4,13 @@ import errno
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Protocol, Self
 
 from pipeline.errors import LastingError
 
 NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
 """Error numbers of a full disk and of a used-up quota."""
+_PIECE = 1 << 20
 
 
 class StoreError(Exception):
@@ -71,18 +71,20 @@ class Upload(Protocol):
     def finish(self) -> None:
         """Create the object durably; see Store.upload."""
 
-    def __enter__(self) -> Self: ...
+    def leave(self) -> None:
+        """Discard the data, unless `finish` has created the object."""
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None: ...
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.leave()
 
 
 class Store(Protocol):
     """A flat set of objects under '/'-separated keys. Objects are written once and never changed.
+
+    Backends derive from this class, and implement every method without a body.
 
     A commit is created only if it does not exist, because several writers may try to write it. The
     key of a data object contains a random write id or the digest of its content, so writing it
@@ -100,6 +102,13 @@ class Store(Protocol):
 
     def upload_file(self, key: str, path: Path) -> None:
         """Durably create a data object of any size from a local file; see `upload`."""
+        try:
+            with path.open("rb") as source, self.upload(key) as upload:
+                while piece := source.read(_PIECE):
+                    upload.write(piece)
+                upload.finish()
+        except OSError as error:
+            raise StoreError(f"create {key} in {self.uri}: {error}") from error
 
     def upload(self, key: str) -> Upload:
         """Create a data object of any size piece by piece. It is visible only after `finish`.
@@ -127,6 +136,7 @@ class Store(Protocol):
             ObjectMissingError: The object does not exist.
             StoreError: The object ends before the range does.
         """
+        return self.read_ranges(key, [(offset, length)])[0]
 
     def read_ranges(
         self, key: str, ranges: Sequence[tuple[int, int]], size: int | None = None

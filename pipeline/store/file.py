@@ -10,9 +10,8 @@ import os
 import secrets
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from stat import S_ISDIR
-from types import TracebackType
-from typing import BinaryIO, Self
+from stat import S_ISDIR, S_ISREG
+from typing import BinaryIO
 
 from pipeline.store.base import (
     NO_SPACE,
@@ -20,8 +19,10 @@ from pipeline.store.base import (
     ObjectInfo,
     ObjectMissingError,
     RefusedError,
+    Store,
     StoreError,
     UnreadableError,
+    Upload,
     check_key,
 )
 
@@ -30,10 +31,9 @@ _REFUSED = {*NO_SPACE, errno.EACCES, errno.EPERM, errno.EROFS}
 """Errors that recur until the user removes their cause."""
 _MISSING = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 """Errors of reading an object that does not exist; a folder is not an object."""
-_PIECE = 1 << 20
 
 
-class FileStore:
+class FileStore(Store):
     """Stores objects as files in a folder, on any file system with hard links (including NFS)."""
 
     def __init__(self, root: Path) -> None:
@@ -50,17 +50,6 @@ class FileStore:
             upload.write(data)
             upload.finish()
 
-    def upload_file(self, key: str, path: Path) -> None:
-        """See Store.upload_file."""
-        with (
-            _store_errors(f"create {key} in {self.uri}"),
-            path.open("rb") as source,
-            self.upload(key) as upload,
-        ):
-            while piece := source.read(_PIECE):
-                upload.write(piece)
-            upload.finish()
-
     def upload(self, key: str) -> "_FileUpload":
         """See Store.upload. Raises ObjectExistsError if the object exists."""
         return _FileUpload(f"create {key} in {self.uri}", self._path(key))
@@ -73,16 +62,6 @@ class FileStore:
                     f"read {key} in {self.uri}: {size} bytes, expected at most {limit}"
                 )
             return source.read(size)
-
-    def read_range(self, key: str, offset: int, length: int) -> bytes:
-        """See Store.read_range.
-
-        Args:
-            key: The object.
-            offset: First byte.
-            length: Number of bytes.
-        """
-        return self.read_ranges(key, [(offset, length)])[0]
 
     def read_ranges(
         self, key: str, ranges: Sequence[tuple[int, int]], size: int | None = None
@@ -126,12 +105,15 @@ class FileStore:
         start = self._root.joinpath(*prefix.split("/")[:-1])
         found = []
         with _store_errors(f"list {prefix} in {self.uri}"):
-            for entry in _walk(os.fspath(start), frozenset()):
-                key = Path(entry.path).relative_to(self._root).as_posix()
-                if entry.name.startswith(_TEMPORARY) == temporary and key.startswith(prefix):
+            for folder, _, names in os.walk(start, onerror=_raise, followlinks=True):
+                for path in (Path(folder, name) for name in names):
+                    key = path.relative_to(self._root).as_posix()
+                    if path.name.startswith(_TEMPORARY) != temporary or not key.startswith(prefix):
+                        continue
                     with contextlib.suppress(FileNotFoundError):  # it was removed meanwhile
-                        status = entry.stat()
-                        found.append(ObjectInfo(key, status.st_size, status.st_mtime))
+                        status = path.stat()
+                        if S_ISREG(status.st_mode):
+                            found.append(ObjectInfo(key, status.st_size, status.st_mtime))
         yield from sorted(found, key=lambda info: info.key)
 
     def delete(self, key: str) -> None:
@@ -181,7 +163,7 @@ class FileStore:
                 yield source, os.fstat(source.fileno()).st_size
 
 
-class _FileUpload:
+class _FileUpload(Upload):
     """A temporary file next to its target. Once complete, it is linked to the target's name."""
 
     def __init__(self, what: str, target: Path) -> None:
@@ -208,15 +190,8 @@ class _FileUpload:
                 raise ObjectExistsError(f"{self._what}: the object already exists") from error
             _sync_folder(self._target.parent)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def leave(self) -> None:
+        """See Upload.leave."""
         with contextlib.suppress(OSError):  # the error of a full disk may recur here
             self._out.close()
         with contextlib.suppress(OSError):
@@ -235,22 +210,10 @@ def _store_errors(what: str) -> Iterator[None]:
         raise kind(f"{what}: {error}{fix}") from error
 
 
-def _walk(folder: str, above: frozenset[str]) -> Iterator[os.DirEntry[str]]:
-    """Yield the regular files below a folder, also below linked folders.
-
-    `above` contains the real paths of the folders that the walk is in; a link to one of them is not
-    followed.
-    """
-    real = os.path.realpath(folder)
-    try:
-        entries = [] if real in above else list(os.scandir(folder))
-    except (FileNotFoundError, NotADirectoryError):
-        return  # the folder does not exist, or was removed meanwhile
-    for entry in entries:
-        if entry.is_dir():
-            yield from _walk(entry.path, above | {real})
-        elif entry.is_file():
-            yield entry
+def _raise(error: OSError) -> None:
+    """Raise the error of listing a folder, unless the folder is gone."""
+    if not isinstance(error, _MISSING):
+        raise error
 
 
 def _sync_folder(folder: Path) -> None:

@@ -11,7 +11,6 @@ import secrets
 import time
 from collections.abc import Iterator, Sequence
 from io import BytesIO
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.store.base import (
@@ -19,14 +18,15 @@ from pipeline.store.base import (
     ObjectInfo,
     ObjectMissingError,
     RefusedError,
+    Store,
     StoreError,
     UnreadableError,
     check_key,
 )
-from pipeline.store.s3_client import PATIENCE_S, S3Client, Tries, greet
+from pipeline.store.s3_client import GREETING_S, PATIENCE_S, S3Client, Tries
 from pipeline.store.s3_errors import FAILURES, RangeBeyondError, UploadGoneError
 from pipeline.store.s3_ranges import PIECE, spans
-from pipeline.store.s3_upload import S3Upload, upload_file
+from pipeline.store.s3_upload import S3Upload
 from pipeline.threads import in_order
 
 if TYPE_CHECKING:
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
 _AT_ONCE = 8
 """Maximum number of requests of one read that are sent in parallel."""
-_MUCH = 64 << 20
-"""Before reading more bytes than this, a call compares the object's size with the expected size."""
 _PROBE_PATIENCE_S = 8.0
 _OWNER = "retrace-upload"
 """The metadata key that contains the random name of the `create` that made the object."""
@@ -45,7 +43,7 @@ _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 
 
-class S3Store:
+class S3Store(Store):
     """Stores objects in a bucket, each under `<prefix>/<key>`.
 
     A forked child can use its parent's store. A pickled store consists of its URI and its patience.
@@ -91,13 +89,9 @@ class S3Store:
             if found is None or found["Metadata"].get(_OWNER) != token:
                 raise
 
-    def upload_file(self, key: str, path: Path) -> None:
-        """See Store.upload_file."""
-        upload_file(self._client, key, self._full(key), path)
-
     def upload(self, key: str) -> S3Upload:
         """See Store.upload. Replaces an existing object."""
-        return S3Upload(self._client, key, self._full(key))
+        return S3Upload(self._client, f"create {key}", self._full(key))
 
     def read(self, key: str, limit: int | None = None) -> bytes:
         """See Store.read."""
@@ -108,18 +102,7 @@ class S3Store:
             )
         if len(first) == size:
             return first
-        pieces = [(start, min(start + PIECE, size)) for start in range(PIECE, size, PIECE)]
-        return b"".join([first, *self._read_pieces(key, pieces, size)])
-
-    def read_range(self, key: str, offset: int, length: int) -> bytes:
-        """See Store.read_range.
-
-        Args:
-            key: The object.
-            offset: First byte.
-            length: Number of bytes.
-        """
-        return self.read_ranges(key, [(offset, length)])[0]
+        return first + self.read_range(key, PIECE, size - PIECE)
 
     def read_ranges(
         self, key: str, ranges: Sequence[tuple[int, int]], size: int | None = None
@@ -132,16 +115,14 @@ class S3Store:
             size: Expected size of the object in bytes; None allows any size.
         """
         found = spans(ranges)
-        # The response contains the size, so a small read needs only one request.
-        if not found or (
-            size is not None and sum(span.end - span.offset for span in found) > _MUCH
-        ):
+        if not found:  # a response to a read would contain the size
             there = self.size(key)
             if there is None:
                 raise ObjectMissingError(f"read {key} in {self.uri}: no such object")
             self._require_size(key, there, size)
-        pieces = [piece for span in found for piece in span.pieces()]
-        answers = self._read_pieces(key, pieces, size)
+        # Made when they are sent, because the first response may refuse a wrong size.
+        pieces = (piece for span in found for piece in span.pieces())
+        answers = in_order(lambda piece: self._read_piece(key, *piece, size)[0], pieces, _AT_ONCE)
         result = [b""] * len(ranges)
         for span in found:
             data = b"".join([next(answers) for _ in span.pieces()])
@@ -155,14 +136,6 @@ class S3Store:
                     )
                 result[number] = part
         return result
-
-    def _read_pieces(
-        self, key: str, pieces: Sequence[tuple[int, int]], size: int | None
-    ) -> Iterator[bytes]:
-        """Return the bytes of each (offset, end), in order; fewer if the object ends earlier."""
-        if len(pieces) == 1:
-            return iter([self._read_piece(key, *pieces[0], size)[0]])
-        return in_order(lambda piece: self._read_piece(key, *piece, size)[0], pieces, _AT_ONCE)
 
     def _read_piece(
         self, key: str, offset: int, end: int, size: int | None = None
@@ -185,7 +158,9 @@ class S3Store:
                         if pause_s is None:
                             raise
                         time.sleep(pause_s)
-        except RangeBeyondError:
+        except RangeBeyondError as error:
+            if size is not None:
+                raise UnreadableError(f"{error}, expected {size} bytes") from error
             return b"", 0
         described = answer.get("ContentRange", "")
         match = _CONTENT_RANGE.fullmatch(described)
@@ -287,31 +262,25 @@ class S3Store:
             "conditional writes"
         )
 
+    def greet(self) -> None:
+        """Make the first contact with the server; see pipeline.store.schemes.greet."""
+        S3Client(self._bucket, self.uri, GREETING_S, GREETING_S / 2).greet()
+
+    def make_bucket(self, patience_s: float) -> bool:
+        """Create the bucket if it is missing; see pipeline.store.schemes.make_container."""
+        client = S3Client(self._bucket, self.uri, patience_s)
+        try:
+            with client.requests("look for the bucket") as s3:
+                s3.head_bucket(Bucket=self._bucket)
+        except ObjectMissingError:
+            with client.requests("create the bucket") as s3:
+                s3.create_bucket(Bucket=self._bucket)
+            return True
+        return False
+
     def _full(self, key: str) -> str:
         check_key(key)
         return self._root + key
-
-
-def greet_server(uri: str) -> None:
-    """Make the first contact with a store's server; see `greet`. Raises StoreError."""
-    greet(_parse(uri)[0], uri)
-
-
-def make_bucket(uri: str, patience_s: float) -> bool:
-    """Create a store's bucket if it is missing; return whether it was missing.
-
-    Raises StoreError.
-    """
-    bucket, _ = _parse(uri)
-    client = S3Client(bucket, uri, patience_s)
-    try:
-        with client.requests("look for the bucket") as s3:
-            s3.head_bucket(Bucket=bucket)
-    except ObjectMissingError:
-        with client.requests("create the bucket") as s3:
-            s3.create_bucket(Bucket=bucket)
-        return True
-    return False
 
 
 def _parse(uri: str) -> tuple[str, str]:

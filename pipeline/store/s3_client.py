@@ -24,8 +24,14 @@ from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
 from botocore.session import Session
 
 from pipeline.loopback import is_loopback
-from pipeline.store.base import ObjectMissingError, RefusedError, StoreError
-from pipeline.store.s3_errors import FAILURES, CredentialsError, UploadGoneError, Verdict, judge
+from pipeline.store.base import ObjectExistsError, ObjectMissingError, RefusedError, StoreError
+from pipeline.store.s3_errors import (
+    FAILURES,
+    CredentialsError,
+    RangeBeyondError,
+    UploadGoneError,
+    judge,
+)
 from pipeline.store.settings import PATH_STYLE
 
 if TYPE_CHECKING:
@@ -43,7 +49,14 @@ _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 5.0
 _CONNECT_TIMEOUT_S = 10.0
 _READ_TIMEOUT_S = 60.0
-_GREETING_S = 5.0
+GREETING_S = 5.0
+"""How many seconds the first contact with a server may take."""
+_SHORT: dict[type[StoreError], str] = {
+    ObjectMissingError: "no such object",
+    ObjectExistsError: "the object already exists",
+    RangeBeyondError: "the object ends before the range",
+}
+"""Texts for answers that do not report a failure."""
 _silent: dict[str, tuple[float, str]] = {}
 """Servers that did not answer a greeting: until when requests to each fail at once (by
 time.monotonic()), and the error."""
@@ -128,7 +141,12 @@ class S3Client:
             yield client
         except FAILURES as error:
             verdict = judge(error)
-            raise verdict.kind(self._describe(what, client, verdict)) from error
+            text = f"bucket {self.bucket} at {_host(client)}: {verdict.text}; {verdict.fix}"
+            if verdict.kind is StoreError:
+                text += f"; tried for {self.patience_s:.0f} s"
+            if verdict.kind in _SHORT:
+                text = f"{_SHORT[verdict.kind]} (at {_host(client)})"
+            raise verdict.kind(f"{what} in {self._uri}: {text}") from error
 
     def head(self, what: str, full_key: str) -> "HeadObjectOutputTypeDef | None":
         """Return the description of an object; None if it does not exist. Raises StoreError."""
@@ -138,9 +156,24 @@ class S3Client:
         except ObjectMissingError:
             return None
 
-    def host(self, what: str) -> str:
-        """Return the endpoint. Raises StoreError, beginning with `what`, for invalid settings."""
-        return _host(self._client(what))
+    def greet(self) -> None:
+        """Make the first contact with the server. If it does not answer, later requests fail at
+        once, also those of other clients.
+
+        PATIENCE_S is for servers that restart. A server that does not answer the first request
+        probably has the wrong address, and a program that reads several inputs would wait for it
+        each time.
+        """
+        what = "reach the server"
+        host = _host(self._client(what))
+        _silent.pop(host, None)
+        try:
+            with self.requests(what) as s3:
+                s3.head_bucket(Bucket=self.bucket)
+        except (ObjectMissingError, RefusedError):
+            return  # it answered, or the settings are wrong; the next request reports the problem
+        except StoreError as error:
+            _silent[host] = (time.monotonic() + PATIENCE_S, str(error))
 
     def _client(self, what: str) -> "BotoClient":
         with self._lock:
@@ -191,17 +224,6 @@ class S3Client:
             return None
         return tries.pause_s(text) if verdict.kind is StoreError else None
 
-    def _describe(self, what: str, client: "BotoClient", verdict: Verdict) -> str:
-        if verdict.kind is ObjectMissingError:
-            return f"{what} in {self._uri}: no such object (at {_host(client)})"
-        if not verdict.fix:
-            return f"{what} in {self._uri}: the object already exists (at {_host(client)})"
-        ended = f"; tried for {self.patience_s:.0f} s" if verdict.kind is StoreError else ""
-        return (
-            f"{what} in {self._uri}: bucket {self.bucket} at {_host(client)}: {verdict.text}; "
-            f"{verdict.fix}{ended}"
-        )
-
 
 class _Credentials(Credentials):
     """The credentials that boto3 finds, and finds again if the server refuses them."""
@@ -223,24 +245,6 @@ class _Credentials(Credentials):
     def load_credentials(self) -> "_Credentials":
         """Return this object, as a session's provider of credentials does."""
         return self
-
-
-def greet(bucket: str, uri: str) -> None:
-    """Make the first contact with a server. If it does not answer, later requests fail at once.
-
-    PATIENCE_S is for servers that restart. A server that does not answer the first request probably
-    has the wrong address, and a program that reads several inputs would wait for it each time.
-    """
-    client, what = S3Client(bucket, uri, _GREETING_S, _GREETING_S / 2), "reach the server"
-    host = client.host(what)
-    _silent.pop(host, None)
-    try:
-        with client.requests(what) as s3:
-            s3.head_bucket(Bucket=bucket)
-    except (ObjectMissingError, RefusedError):
-        return  # it answered, or the settings are wrong; the next request reports the problem
-    except StoreError as error:
-        _silent[host] = (time.monotonic() + PATIENCE_S, str(error))
 
 
 def _make_client(credentials: _Credentials, try_s: float | None) -> "BotoClient":

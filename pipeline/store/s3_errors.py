@@ -37,18 +37,20 @@ class Verdict:
 
 
 _CREDENTIALS = {
-    "ExpiredToken",
-    "ExpiredTokenException",
-    "InvalidToken",
-    "InvalidTokenId",
-    "TokenRefreshRequired",
-    "InvalidAccessKeyId",
-    "SignatureDoesNotMatch",
-}
-# The request was damaged or cut off in transit. S3 returns 400, but the next try may succeed.
-_DAMAGED = {"BadDigest", "IncompleteBody", "RequestTimeout", "XAmzContentChecksumMismatch"}
-_BUSY = {"SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded"}
-_CONFLICTS = {"ConditionalRequestConflict", "OperationAborted"}
+    "ExpiredToken", "ExpiredTokenException", "InvalidToken", "InvalidTokenId",
+    "TokenRefreshRequired", "InvalidAccessKeyId", "SignatureDoesNotMatch",
+}  # fmt: skip
+# The next try may succeed, although S3 answers 4xx: the request was damaged or cut off in transit,
+# the server is busy, or another request is changing the same object.
+_PASSING = {
+    "BadDigest", "IncompleteBody", "RequestTimeout", "XAmzContentChecksumMismatch",
+    "SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded",
+    "ConditionalRequestConflict", "OperationAborted",
+}  # fmt: skip
+_CONNECTION = (
+    boto.HTTPClientError, boto.ConnectionError, HTTPError,
+    boto.IncompleteReadError, boto.FlexibleChecksumError,  # truncated and damaged responses
+)  # fmt: skip
 _ANSWERS: dict[int, type[StoreError]] = {
     404: ObjectMissingError,
     412: ObjectExistsError,
@@ -74,15 +76,7 @@ def judge(error: Exception) -> Verdict:
     text = f"{type(error).__name__}: {error}"
     if "CERTIFICATE_VERIFY_FAILED" in text:
         return Verdict(RefusedError, text, "name the CA file (AWS_CA_BUNDLE, store.ca_bundle)")
-    if isinstance(
-        error,
-        # Truncated or damaged responses, and all other connection errors.
-        boto.HTTPClientError
-        | boto.ConnectionError
-        | boto.IncompleteReadError
-        | boto.FlexibleChecksumError
-        | HTTPError,
-    ):
+    if isinstance(error, _CONNECTION):
         return Verdict(StoreError, text, _SERVER_FIX)
     if isinstance(error, boto.NoCredentialsError | boto.PartialCredentialsError):
         return Verdict(RefusedError, text, _KEYS_FIX)
@@ -106,7 +100,7 @@ def _judge_answer(error: ClientError) -> Verdict:
         return Verdict(CredentialsError, text, _KEYS_FIX)
     if status == 501:  # the server does not implement the request
         return Verdict(RefusedError, text, "use a server that implements this part of S3")
-    if code in _CONFLICTS | _DAMAGED | _BUSY or status == 429 or status >= 500:
+    if code in _PASSING or status == 429 or status >= 500:
         return Verdict(StoreError, text, _SERVER_FIX)
     if code == "RequestTimeTooSkewed":
         return Verdict(RefusedError, text, "set this machine's clock")

@@ -1,6 +1,6 @@
 """Planning the requests for byte ranges: neighbours share a request, and large ranges are split."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 PIECE = 8 << 20
@@ -22,10 +22,10 @@ class Span:
     members: tuple[tuple[int, int, int], ...]
     """Index, offset and length of each range."""
 
-    def pieces(self) -> list[tuple[int, int]]:
-        """Return the (offset, end) of each request."""
-        starts = range(self.offset, self.end, PIECE)
-        return [(start, min(start + PIECE, self.end)) for start in starts]
+    def pieces(self) -> Iterator[tuple[int, int]]:
+        """Yield the (offset, end) of each request."""
+        for start in range(self.offset, self.end, PIECE):
+            yield start, min(start + PIECE, self.end)
 
 
 def spans(ranges: Sequence[tuple[int, int]]) -> list[Span]:
@@ -37,17 +37,13 @@ def spans(ranges: Sequence[tuple[int, int]]) -> list[Span]:
     order = sorted((offset, length, n) for n, (offset, length) in enumerate(ranges) if length)
     wanted = wasted = 0
     for offset, length, n in order:
-        member = (n, offset, length)
-        if found:
-            last = found[-1]
-            end = max(last.end, offset + length)
-            gap = max(0, offset - last.end)
-            if end - last.offset <= PIECE and wasted + gap <= max(
-                _FREE_GAP, (wanted + length) // _GAP_SHARE
-            ):
-                found[-1] = Span(last.offset, end, (*last.members, member))
-                wanted, wasted = wanted + length, wasted + gap
-                continue
-        found.append(Span(offset, offset + length, (member,)))
-        wanted, wasted = length, 0
+        last = found[-1] if found else Span(offset, offset, ())
+        end, gap = max(last.end, offset + length), max(0, offset - last.end)
+        most = max(_FREE_GAP, (wanted + length) // _GAP_SHARE)
+        if found and end - last.offset <= PIECE and wasted + gap <= most:
+            found[-1] = Span(last.offset, end, (*last.members, (n, offset, length)))
+            wanted, wasted = wanted + length, wasted + gap
+        else:
+            found.append(Span(offset, offset + length, ((n, offset, length),)))
+            wanted, wasted = length, 0
     return found

@@ -11,10 +11,14 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from pipeline.store.base import Store, StoreError
 from pipeline.store.file import FileStore
+
+if TYPE_CHECKING:
+    from pipeline.store.s3 import S3Store
 
 DEFAULT_STORE = "outputs/store"
 """The default store: a folder below the working directory."""
@@ -42,12 +46,8 @@ class Scheme:
     """Whether every machine can reach the store at its URI, as a run with pods requires."""
     open: Callable[[str], Store]
     """Opens the store at a URI without connecting to it. Raises StoreError for an invalid URI."""
-    make_container: Callable[[str, float], bool]
+    make_container: Callable[[str, float], bool] = lambda uri, patience_s: False
     """See `make_container`."""
-    remove_empty_folders: Callable[[str], None] = lambda uri: None
-    """See `remove_empty_folders`."""
-    free_bytes: Callable[[str], int | None] = lambda uri: None
-    """See `free_bytes`."""
     greet: Callable[[str], None] = lambda uri: None
     """See `greet`."""
 
@@ -68,55 +68,25 @@ def _open_folder(uri: str) -> Store:
     return FileStore(Path(_possible(_folder(uri))))
 
 
-def _remove_empty_folders(uri: str) -> None:
-    for folder, _, _ in os.walk(_folder(uri), topdown=False):
-        with contextlib.suppress(OSError):  # the folder is not empty
-            os.rmdir(folder)
-
-
-def _free_on_disk(uri: str) -> int:
-    folder = _folder(uri).absolute()
-    while not folder.exists():
-        folder = folder.parent
-    return shutil.disk_usage(folder).free
-
-
-# Backends with their own clients are imported only when they are needed, because importing boto3
-# takes a third of a second.
-
-
-def _open_s3(uri: str) -> Store:
+def _s3(uri: str) -> "S3Store":
+    # Imported only when it is needed, because importing boto3 takes a third of a second.
     from pipeline.store.s3 import S3Store
 
     return S3Store(uri)
 
 
-def _make_bucket(uri: str, patience_s: float) -> bool:
-    from pipeline.store.s3 import make_bucket
-
-    return make_bucket(uri, patience_s)
-
-
-def _greet_s3(uri: str) -> None:
-    from pipeline.store.s3 import greet_server
-
-    greet_server(uri)
-
-
-_FOLDER = Scheme(
-    "file",
-    "file:// URI",
-    "",
-    False,
-    _open_folder,
-    lambda uri, patience_s: False,
-    _remove_empty_folders,
-    _free_on_disk,
-)
-_BOTO3 = "where boto3 looks for them: environment, profile, web identity"
+_FOLDER = Scheme("file", "file:// URI", "", False, _open_folder)
 SCHEMES = (
     _FOLDER,
-    Scheme("s3", "s3://BUCKET/PREFIX", _BOTO3, True, _open_s3, _make_bucket, greet=_greet_s3),
+    Scheme(
+        "s3",
+        "s3://BUCKET/PREFIX",
+        "where boto3 looks for them: environment, profile, web identity",
+        True,
+        _s3,
+        lambda uri, patience_s: _s3(uri).make_bucket(patience_s),
+        lambda uri: _s3(uri).greet(),
+    ),
 )
 
 
@@ -206,7 +176,11 @@ def greet(uri: str) -> None:
 
 def remove_empty_folders(uri: str) -> None:
     """Remove the empty folders of a store, if its kind of store has folders."""
-    _known_scheme(uri).remove_empty_folders(uri)
+    if _known_scheme(uri) is not _FOLDER:
+        return
+    for folder, _, _ in os.walk(_folder(uri), topdown=False):
+        with contextlib.suppress(OSError):  # the folder is not empty
+            os.rmdir(folder)
 
 
 def free_bytes(uri: str) -> int | None:
@@ -214,7 +188,12 @@ def free_bytes(uri: str) -> int | None:
 
     The store's folder may not exist yet. Raises StoreError.
     """
-    return _known_scheme(uri).free_bytes(uri)
+    if _known_scheme(uri) is not _FOLDER:
+        return None
+    folder = _folder(uri).absolute()
+    while not folder.exists():
+        folder = folder.parent
+    return shutil.disk_usage(folder).free
 
 
 def is_remote(place: str) -> bool:

@@ -1,12 +1,16 @@
-"""The scoring of samples is checked without running users' code.
+"""The scoring of samples is checked before a run.
 
-The check reads the text of the reward file. Without a reward file, it compares the prompts' data
-sources with the built-in scorers.
+A separate process, without credentials, loads the reward file. Without a reward file, the prompts'
+data sources are compared with the built-in scorers.
 """
+
+import ast
+import os
 
 import pytest
 
 from pipeline.errors import InputError
+from pipeline.scoring import trial
 from pipeline.scoring.code import unpacked
 from tests.unit.inputs.small_inputs import (
     change_of,
@@ -23,13 +27,68 @@ from tests.unit.inputs.small_inputs import (
 NO_FILE = "custom_reward_function.path=null"
 
 
-def test_checking_and_staging_do_not_run_the_file(settings):
+PROBLEM = "custom_reward_function.path: "
+
+
+def test_the_file_runs_in_another_process_without_credentials(settings, monkeypatch):
     """The flow has credentials for the store and for Prefect, which users' code must not reach."""
-    path, marker = settings.parent / "reward.py", settings.parent / "ran"
-    path.write_text(f"open({str(marker)!r}, 'w')\nraise SystemExit\n{path.read_text()}")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setenv("PREFECT_API_AUTH_STRING", "secret")
+    monkeypatch.setenv("REWARD_KEY", "passed")
+    path, seen = settings.parent / "reward.py", settings.parent / "seen"
+    spy = f"import os\nopen({str(seen)!r}, 'w').write(f'{{os.getpid()}} {{dict(os.environ)}}')\n"
+    path.write_text(spy + path.read_text())
     run = prepare(load(settings))
-    assert not marker.exists()
+    pid, _, variables = seen.read_text().partition(" ")
+    assert int(pid) != os.getpid()
+    assert "AWS_" not in variables
+    assert "PREFECT_" not in variables
+    assert ast.literal_eval(variables)["REWARD_KEY"] == "passed"
     assert run.store.read(run.description.inputs.reward.key) == path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        ("import os; os._exit(3)", "its process ended with exit code 3; fix the file"),
+        ("import sys; sys.exit('bye')", "running it raised SystemExit: bye (reward.py, line 2)"),
+        ("import os; os.environ['AWS_SECRET_ACCESS_KEY']", "set and read REWARD_AWS_SECRET_ACC"),
+        ("from .helper import value", "relative import"),
+        ("import time; time.sleep(10**6)", "did not return within 3 s (the limit of this check)"),
+    ],
+)
+def test_a_file_that_cannot_be_loaded_is_refused(settings, monkeypatch, line, text):
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    if "sleep" in line:
+        monkeypatch.setattr(trial, "LOAD_S", 3.0)
+    path = settings.parent / "reward.py"
+    path.write_text(f"\n{line}\n{path.read_text()}")
+    problem = the_error(settings)
+    assert problem.startswith(f"{PROBLEM}{path}: ")
+    assert text in problem
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        ("import not_there.x", "it imports 'not_there', which is not installed"),
+        ("import os; os.environ['REWARD_ABSENT_KEY']", "KeyError: 'REWARD_ABSENT_KEY'"),
+    ],
+)
+def test_what_only_the_workers_may_have_is_noted(settings, line, text):
+    path = settings.parent / "reward.py"
+    path.write_text(f"{line}\n{path.read_text()}")
+    [note] = [note for note in check(settings).notes if note.startswith(PROBLEM)]
+    assert text in note
+    assert "unchecked" in note
+
+
+def test_what_the_file_prints_goes_to_stderr(settings, capfd):
+    path = settings.parent / "reward.py"
+    path.write_text(f"print('hello')\n{path.read_text()}")
+    assert not [note for note in check(settings).notes if note.startswith(PROBLEM)]
+    out, err = capfd.readouterr()
+    assert ("hello" in out, "hello" in err) == (False, True)
 
 
 def test_a_file_that_reads_withheld_variables_is_noted(settings):

@@ -1,5 +1,5 @@
-"""A user's estimator is checked without running it. The content of its file is staged; the path
-does not matter.
+"""A user's estimator is loaded in its own process. The content of its file is staged; the path does
+not matter.
 
 The estimator may be amended until a step is trained with it.
 """
@@ -8,13 +8,10 @@ import pytest
 
 from pipeline.policies.versions import publish_policy
 from pipeline.run import keys
-from tests.unit.inputs.small_inputs import change_of, load, prepare, the_error, use
+from tests.unit.inputs.small_inputs import change_of, check, load, prepare, the_error, use
 
 KEY = "algorithm.adv_estimator"
 SOURCE = """
-raise SystemExit("only training ranks run it")
-
-
 def mine(rollouts, settings):
     return None
 """
@@ -28,7 +25,6 @@ def file(settings):
 
 
 def test_it_is_staged_and_loaded_from_the_store(settings, file):
-    """The flow does not run the file."""
     run = prepare(load(settings, f"{KEY}={file}:mine"))
     staged = run.description.inputs.functions[KEY]
     assert run.store.read(staged.key) == file.read_bytes()
@@ -44,6 +40,8 @@ def test_it_is_staged_and_loaded_from_the_store(settings, file):
         (SOURCE, "other", "found functions mine, expected one named other"),
         ("def mine(settings, rollouts): 1", "mine", "parameters (settings, rollouts)"),
         ("async def mine(a, b): 1", "mine", "mine is async"),
+        ("from .helper import mine", "mine", "relative import"),
+        ("1 / 0", "mine", "running it raised ZeroDivisionError"),
     ],
 )
 def test_definite_mistakes_are_refused(settings, file, source, name, message):
@@ -51,6 +49,21 @@ def test_definite_mistakes_are_refused(settings, file, source, name, message):
     problem = the_error(settings, f"{KEY}={file}:{name}")
     assert problem.startswith(f"{KEY}: {file}: ")
     assert message in problem
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        ("import not_there", "it imports 'not_there', which is not installed"),
+        ("import os; os.environ['RANK_OF_WORKERS']", "KeyError: 'RANK_OF_WORKERS'"),
+    ],
+)
+def test_what_only_training_ranks_may_have_is_noted(settings, file, line, text):
+    file.write_text(line + SOURCE)
+    [note] = [note for note in check(settings, f"{KEY}={file}:mine").notes if KEY in note]
+    assert note.startswith(f"{KEY}: {file}: ")
+    assert text in note
+    assert "training ranks" in note
 
 
 def test_a_fixed_file_amends_the_run(settings, file, model):

@@ -11,6 +11,7 @@ import pytest
 
 from pipeline.errors import InputError
 from pipeline.inputs.space import check_scratch
+from pipeline.store import s3 as s3_store
 from pipeline.store import s3_client
 from tests.unit.inputs.small_inputs import check, check_error, load
 
@@ -56,7 +57,7 @@ def s3(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in KEYS.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    monkeypatch.setattr(s3_client, "_GREETING_S", 1.0)
+    monkeypatch.setattr(s3_store, "GREETING_S", 1.0)
 
 
 SILENT = Silent()
@@ -106,7 +107,7 @@ def test_only_servers_elsewhere_are_reached_through_a_proxy(monkeypatch: pytest.
             monkeypatch.delenv(name, raising=False)
         for endpoint in (here, here.replace("127.0.0.1", "localhost"), "http://s3.example.org"):
             monkeypatch.setenv("AWS_ENDPOINT_URL_S3", endpoint)
-            s3_client.greet("bucket", "s3://bucket")
+            s3_store.S3Store("s3://bucket").greet()
     assert direct == ["/bucket", "/bucket"]
     assert proxied == ["http://s3.example.org/bucket"]
 

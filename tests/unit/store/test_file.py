@@ -28,17 +28,24 @@ class TestFileStore(StoreConformance):
 
 
 def test_only_regular_files_are_listed(tmp_path):
-    """Links that lead nowhere or to a folder that contains them are not followed."""
+    """Links that lead nowhere are not listed."""
     root = tmp_path / "odd"
     (root / "steps/000000").mkdir(parents=True)
     (root / "steps/000000/plan.json").write_bytes(b"{}")
     os.mkfifo(root / "steps/000000/fifo")
     (root / "zero").symlink_to("/dev/zero")
     (root / "steps/000000/nowhere").symlink_to("not-there")
-    (root / "steps/up").symlink_to("..")
     store = open_store(str(root))
     assert [info.key for info in store.list("")] == ["steps/000000/plan.json"]
     assert store.size("steps/000000/nowhere") is None
+
+
+def test_a_link_to_a_folder_that_contains_it_is_an_error(tmp_path):
+    store = open_store(str(tmp_path / "store"))
+    store.create("steps/plan.json", b"{}")
+    (tmp_path / "store/steps/up").symlink_to("..")
+    with pytest.raises(StoreError, match=r"list  in .*symbolic links: .*steps/up"):
+        list(store.list(""))
 
 
 def test_linked_folders_are_listed_under_readable_keys(tmp_path):

@@ -33,7 +33,7 @@ def test_spans_fetch_every_range_and_few_other_bytes(ranges):
         for _, offset, length in span.members:
             assert span.offset <= offset
             assert offset + length <= span.end
-        pieces = span.pieces()
+        pieces = list(span.pieces())
         assert [a for a, _ in pieces[1:]] == [b for _, b in pieces[:-1]]
         assert (pieces[0][0], pieces[-1][1]) == (span.offset, span.end)
         assert all(0 < b - a <= PIECE for a, b in pieces)

@@ -10,8 +10,7 @@ from pipeline.config.actor import Actor
 from pipeline.config.rules.check import config_notes
 from pipeline.config.rules.losses import loss_notes, loss_problems
 from pipeline.config.tree import RunConfig
-from pipeline.rl.custom import LOSS, CustomError
-from pipeline.rl.custom_source import check_source
+from pipeline.rl.custom import LOSS, CustomError, load_custom
 from pipeline.rl.loss_table import LOSSES
 from tests.unit.config.settings import load_error
 
@@ -37,10 +36,10 @@ def test_the_message_for_an_unknown_loss_names_the_nearest(tmp_path: Path, writt
 
 def test_a_function_with_the_wrong_parameters_is_refused():
     with pytest.raises(CustomError, match=r"as mine\(tokens, settings\); declare these 2"):
-        check_source(b"def mine(tokens): 1", "mine.py", "mine", LOSS)
+        load_custom(b"def mine(tokens): 1", "mine", LOSS)
     with pytest.raises(CustomError, match="found functions other, expected one named mine"):
-        check_source(b"def other(tokens, settings): 1", "mine.py", "mine", LOSS)
-    assert check_source(b"def mine(tokens, settings, scale=2.0): 1", "mine.py", "mine", LOSS) == []
+        load_custom(b"def other(tokens, settings): 1", "mine", LOSS)
+    load_custom(b"def mine(tokens, settings, scale=2.0): 1", "mine", LOSS)
 
 
 def test_a_divisor_without_its_mode_is_refused():
