@@ -367,7 +367,7 @@ def test_ls_and_show_print_large_rewards_in_few_characters(tmp_path):
     assert "reward    1.7e+308" in command("show", store.uri, SAMPLES[0].id)
 
 
-def test_ids_that_look_like_markup_are_shown_as_they_are(tmp_path):
+def test_ids_that_look_like_markup_are_shown_verbatim(tmp_path):
     store = open_store(str(tmp_path))
     prompts = ["[red]", ":smile:", "-x", " ", "\u00e9\U0001f600", "\ufeff", "x" * 1_000]
     write_step(store, 0, [new_sample(0, name, 0, [1], [2]) for name in prompts], None, None)

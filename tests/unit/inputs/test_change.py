@@ -48,7 +48,7 @@ def objects(store) -> dict[str, bytes]:
     return {info.key: store.read(info.key) for info in store.list("")}
 
 
-def test_a_fixed_reward_function_is_staged_anew(settings):
+def test_a_fixed_reward_function_is_staged_again(settings):
     """`retrace check` announces the change and writes nothing. The next start's attempt has it."""
     store = prepare(load(settings)).store
     content, before = mend_reward(settings), objects(store)

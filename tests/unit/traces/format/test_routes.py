@@ -37,7 +37,7 @@ def geometries(draw: st.DrawFn) -> Geometry:
 
 
 @given(geometries(), st.integers(0, 40), st.integers(0, 2**32), st.integers(1, 9), st.data())
-def test_sets_of_any_order_type_and_layout_are_stored_alike(geometry, rows, seed, block, data):
+def test_sets_of_any_order_type_and_layout_are_stored_equally(geometry, rows, seed, block, data):
     """Invalid rows contain 0..K-1, whatever they contained. The input is not changed."""
     rng = np.random.default_rng(seed)
     expected = random_sets(rng, rows, geometry)

@@ -97,7 +97,7 @@ def test_samples_and_routes_are_not_read_without_rows(store, read):
             read(store, given, manifest.ids)
 
 
-def test_a_file_with_other_samples_or_rows_than_the_manifest_says_is_refused(store):
+def test_a_file_with_other_samples_or_rows_than_the_manifest_lists_is_refused(store):
     """The manifest's rows of two samples are exchanged, or one lacks its last position."""
     manifest = sealed_r3(store, make_samples())
     rows = manifest.rows.to_pylist()
