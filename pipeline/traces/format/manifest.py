@@ -17,6 +17,7 @@ import pyarrow as pa
 from pipeline.model.geometry import Geometry
 from pipeline.run import keys
 from pipeline.store import Store
+from pipeline.threads import in_order
 from pipeline.traces.format.domain import MOST_STEP, check_names, check_number, shown
 from pipeline.traces.format.header import Header, TraceFile, read_header
 from pipeline.traces.format.ids import check_once, named
@@ -177,13 +178,17 @@ class SealedManifest:
             )
         wanted = wanted.astype(np.int64)
         group_N = self._opened.groups_of(wanted)
-        groups = np.unique(group_N)
-        table = self._opened.read(MANIFEST, groups.tolist())
         firsts = self._opened.first_rows
-        sizes = np.diff(firsts)[groups]
-        begins = (np.cumsum(sizes) - sizes)[np.searchsorted(groups, group_N)]
-        table = table.take(pa.array(begins + wanted - firsts[group_N])).combine_chunks()
-        return replace(self.head, rows=table)
+
+        def rows_in(group: int) -> pa.Table:
+            rows = wanted[group_N == group] - firsts[group]
+            return self._opened.read(MANIFEST, [group]).take(pa.array(rows))
+
+        # A large step's rows would not fit into memory together.
+        tables = in_order(rows_in, np.unique(group_N).tolist(), at_once=4)
+        table = pa.concat_tables([MANIFEST.empty_table(), *tables])
+        places = np.argsort(np.argsort(group_N, kind="stable"))
+        return replace(self.head, rows=table.take(pa.array(places)).combine_chunks())
 
     def all(self) -> Manifest:
         """Read every row. Raises the same errors as `read_manifest`."""
