@@ -131,6 +131,7 @@ class RolloutEngine:
             RolloutError: The tensors' names do not match the model, or requests are still running.
         """
         self._check_tensors(folder, version)
+        self._finish_steps(version)
         tensors = tensors_to_load(self._tensors, self._tensors if changed is None else changed)
         if len(tensors) == len(self._tensors):
             self._llm.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)})
@@ -143,7 +144,7 @@ class RolloutEngine:
         if not self._llm.reset_prefix_cache():
             raise RolloutError(
                 f"policy {version} is loaded, but the prefix cache of policy {self.version} could "
-                "not be reset, because requests are still running; restart the worker"
+                "not be reset; restart the worker"
             )
         self._set_version(version)
 
@@ -248,6 +249,25 @@ class RolloutEngine:
                 f"the unknown tensors {sorted(names - self._tensors)[:4]}, compared with policy "
                 f"{self.version}: the trainer's export is incomplete"
             )
+
+    def _finish_steps(self, version: int) -> None:
+        """Run the engine until no step is in flight. Raises RolloutError if requests are running.
+
+        On GPUs, vLLM schedules a step before it has the tokens of the previous one. When a response
+        ends by an end token, the step after it is therefore already in flight. If the prefix cache
+        is reset before that step's output is consumed, the next step fails ("auxiliary output
+        generation changed with output in flight").
+        """
+        engine = self._llm.llm_engine
+        client: Any = engine.engine_core  # vLLM's InprocClient: vllm_environment.py
+        core = client.engine_core
+        if running := core.scheduler.get_num_unfinished_requests():
+            raise RolloutError(
+                f"policy {version} cannot replace policy {self.version} while {running} requests "
+                "are running; finish or close their iterator first"
+            )
+        while core.batch_queue or core.scheduler.has_requests():
+            engine.step()
 
     def _set_version(self, version: int) -> None:
         self._llm.update_weight_version(str(version))
