@@ -4,6 +4,8 @@ import logging
 import os
 import warnings
 
+from pipeline.hardware import gpu_pool
+
 _FIXED = {
     # The engine runs in this process, so it ends when the worker is killed. Tensor parallelism
     # still starts one process per additional GPU; these child processes end with this process.
@@ -16,7 +18,9 @@ _FIXED = {
     "TOKENIZERS_PARALLELISM": "false",
 }
 _DEFAULTS = {
-    "VLLM_LOGGING_LEVEL": "ERROR",
+    # On GPUs, warnings name weights that were not loaded, and a fallback to the old model runner.
+    # The CPU build warns of all that it lacks, in every run.
+    "VLLM_LOGGING_LEVEL": "WARNING" if gpu_pool() else "ERROR",
     "TORCH_CPP_LOG_LEVEL": "ERROR",
     # Waiting threads must sleep, because spinning at OpenMP's barriers made generation 5 to 30
     # times slower on cores shared with a trainer or another worker. OMP_NUM_THREADS sets the number

@@ -27,6 +27,7 @@ from operators.training.megatron.patched import count_tokens_without_padding
 from operators.training.megatron.value_head import with_value_head
 from operators.training.megatron.weights import load_weights
 from pipeline.config.actor import Actor
+from pipeline.config.rules.cuda import chosen
 from pipeline.config.rules.layout import expert_tensor_parallel_size
 from pipeline.config.rules.overrides import (
     MEGATRON,
@@ -193,6 +194,10 @@ def _make_bridge(
         # With mbridge's value of 0.001, the expert bias would drift away from the engine's fixed
         # bias.
         "moe_router_bias_update_rate": 0.0,
+        # As in vLLM, whose router computes probabilities in fp32. Otherwise they would have the
+        # precision of the model.
+        "moe_router_dtype": "fp32",
+        **({} if without_cuda.ON_CPU else chosen(latent=hasattr(hf, "kv_lora_rank"))),
         **overrides,
     }
     if without_cuda.ON_CPU:

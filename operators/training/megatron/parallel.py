@@ -82,6 +82,19 @@ class RankPosition:
         return self.speaks_for_tokens and self.context.index == 0
 
 
+def _prepare_cuda(megatron: Megatron) -> None:
+    """Set the variables that CUDA and torch's allocator read when a process first uses a GPU.
+
+    Variables that are already set stay unchanged.
+    """
+    # Micro-batches have different lengths, which would fragment segments of a fixed size.
+    os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+    if megatron.tensor_model_parallel_size > 1 or megatron.context_parallel_size > 1:
+        # Megatron then overlaps communication with matmuls, and requires that kernels start in the
+        # order in which they were queued.
+        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+
+
 def start(megatron: Megatron, limits: Limits | None = None) -> RankPosition:
     """Join the process group (once per process) and create Megatron's groups for this layout.
 
@@ -98,6 +111,7 @@ def start(megatron: Megatron, limits: Limits | None = None) -> RankPosition:
     limits = limits or limits_of(Launch())
     if not torch.distributed.is_initialized():
         if not without_cuda.ON_CPU:
+            _prepare_cuda(megatron)
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         torch.distributed.init_process_group(
             "gloo" if without_cuda.ON_CPU else "nccl", timeout=timedelta(seconds=limits.store_s)
