@@ -40,6 +40,7 @@ from operators.cpu.layers import local_block_spec
 from operators.training.batches.micro_batch import REPLAYED
 from operators.training.megatron import parallel
 from operators.training.replay.hooks import Recorder, Replayer, bound
+from operators.training.replay.replayed import ReplayedRows
 from pipeline.config.actor import Megatron
 
 GOAL = 1.01
@@ -201,7 +202,9 @@ def _measure(shape: Shape, repetitions: int) -> Found:
 
     def replayers() -> dict[int, Replayer]:
         kinds_R = np.full(shape.tokens, REPLAYED, np.uint8)
-        return {i: Replayer(i, shape.experts, [kinds_R], [sets_RK]) for i, sets_RK in sets.items()}
+        sets_LRK = np.stack(list(sets.values()))
+        rows = [ReplayedRows(kinds_R, sets_LRK, list(sets), shape.experts, device)]
+        return {n: Replayer(n, i, shape.experts, rows) for i, n in enumerate(sets)}
 
     native, replayed, inside = [], [], []
     outputs: dict[bool, torch.Tensor] = {}

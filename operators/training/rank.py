@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.transformer import TransformerConfig
@@ -96,6 +97,12 @@ class Rank:
     older: OlderWeights = field(default_factory=OlderWeights)
     skipped: Skipped = field(default_factory=Skipped)
     native: Native = field(default_factory=Native)
+
+    @property
+    def device(self) -> torch.device:
+        """The device on which this rank computes."""
+        device: torch.device = next(self.chunks[0].parameters()).device
+        return device
 
     @property
     def critic_model(self) -> TrainedModel | None:

@@ -1,7 +1,8 @@
 """Wraps model chunks in Megatron's data parallelism, and creates and steps its optimizer."""
 
+import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -181,16 +182,30 @@ def checked_step(optimizer: MegatronOptimizer) -> tuple[bool, float]:
     """Step if the gradients are finite; return whether a step was taken, and the gradient norm.
 
     Megatron itself would also step with non-finite gradients if no loss scale is used, and without
-    clipping it would not compute the norm. Both calls to prepare_grads copy the same gradients, so
-    a step is bit-identical to Megatron's. The norm is summed over all ranks that hold a part of the
-    model, so all ranks make the same decision.
+    clipping it would not compute the norm. The norm is summed over all ranks that hold a part of
+    the model, so all ranks make the same decision.
     """
     overflow = optimizer.prepare_grads()
-    norm = float(optimizer.get_grad_norm())
+    norm = optimizer.get_grad_norm()
     if overflow or not math.isfinite(norm):
-        return False, norm
-    done, _, _ = optimizer.step()
-    return done, norm
+        return False, float(norm)
+    with _prepared(optimizer, norm):
+        done, _, _ = optimizer.step()
+    return done, float(norm)
+
+
+@contextlib.contextmanager
+def _prepared(optimizer: Any, norm: Any) -> Iterator[None]:
+    """Let Megatron's `step` use the gradients as they are, and this norm.
+
+    It would otherwise copy all gradients again, and reduce their norm over all ranks again.
+    """
+    optimizer.prepare_grads = lambda: False
+    optimizer.get_grad_norm = lambda: norm
+    try:
+        yield
+    finally:
+        del optimizer.prepare_grads, optimizer.get_grad_norm
 
 
 def parts(optimizer: MegatronOptimizer) -> list[MegatronOptimizer]:

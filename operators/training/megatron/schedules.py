@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar, cast
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.packed_seq_params import PackedSeqParams
@@ -20,6 +21,7 @@ from megatron.core.transformer import TransformerConfig
 from megatron.core.utils import get_attr_wrapped_model
 
 from operators.training.batches.micro_batch import PADDING, MicroBatch
+from operators.training.batches.upload import uploaded
 from operators.training.megatron.head import without_logits
 
 Chunk = torch.nn.Module
@@ -124,11 +126,13 @@ def _run(
         batch = batches[index]
         # Causal attention creates its own mask; tokens do not attend to the padding on the right.
         output = chunk(
-            torch.from_numpy(batch.tokens_BM).to(device),
-            torch.from_numpy(batch.positions_BM).to(device),
+            uploaded(batch.tokens_BM, device),
+            uploaded(batch.positions_BM, device),
             None,
             packed_seq_params=_sequences(batch, device) if batch.packed else None,
-            padding_mask=_padding_mask(batch, chunk).to(device) if with_padding_mask else None,
+            padding_mask=uploaded(_padding_mask(batch, chunk), device)
+            if with_padding_mask
+            else None,
         )
         return output, lambda hidden, non_loss_data=False: finish(index, hidden)
 
@@ -156,7 +160,7 @@ def _sequences(batch: MicroBatch, device: torch.device) -> PackedSeqParams:
     including its padding, which no token attends to. Transformer Engine also requires the `_padded`
     ends, which here equal the other ends.
     """
-    ends = torch.from_numpy(batch.ends).to(device)
+    ends = uploaded(batch.ends, device)
     longest = int(np.diff(batch.ends).max())
     padded = ends if batch.context.count > 1 else None
     return PackedSeqParams(
@@ -170,12 +174,13 @@ def _sequences(batch: MicroBatch, device: torch.device) -> PackedSeqParams:
     )
 
 
-def _padding_mask(batch: MicroBatch, chunk: Chunk) -> torch.Tensor:
+def _padding_mask(batch: MicroBatch, chunk: Chunk) -> npt.NDArray[np.bool_]:
     """Return a mask [B, M], True for padding, which expert bias and auxiliary loss must exclude.
 
     The model's first chunk slices the mask along the sequence; other chunks expect a slice.
     """
     if get_attr_wrapped_model(chunk, "pre_process"):
-        return torch.from_numpy(batch.padding_BM)
+        return batch.padding_BM
     padding_R = batch.rows.kinds_R == PADDING
-    return torch.from_numpy(padding_R.reshape(-1, len(batch.tokens_BM)).T.copy())
+    padding_BM: npt.NDArray[np.bool_] = padding_R.reshape(-1, len(batch.tokens_BM)).T.copy()
+    return padding_BM

@@ -9,7 +9,6 @@ positions predict, U response tokens on all context-parallel ranks, G response t
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,12 +17,13 @@ import torch
 from operators.training.batches.layout import MiniBatch
 from operators.training.batches.micro_batch import ResponseTokens
 from operators.training.batches.step_data import StepData
+from operators.training.batches.upload import uploaded
 from operators.training.megatron.schedules import training_pass
 from operators.training.passes.compared import Compared
 from operators.training.passes.flat import BySample
 from operators.training.passes.objective import Report
 from operators.training.passes.samples import SamplesOfBatch
-from operators.training.passes.share import lay_out_share, make_replayers, token_values
+from operators.training.passes.share import lay_out_share, make_replay, token_values
 from operators.training.passes.totals import totals_of
 from operators.training.passes.update import SteppedModel, Updates, auxiliary_scale, optimizer_steps
 from operators.training.rank import Rank, TrainedCritic
@@ -71,15 +71,15 @@ def values_pass(
     found, model = ValuePass(), (critic.model.chunks, critic.routers)
     for mini_batch in progress.counted(data.layouts["values"].epoch(0)):
         batches = lay_out_share(rank, data, mini_batch, routes)
-        replayers = make_replayers(rank.geometry, batches, routes)
-        found.values |= token_values(rank, model, batches, replayers, _of_response)
-        found.counts = added([found.counts, counts_of(replayers)])
+        replay = make_replay(rank, batches, routes)
+        found.values |= token_values(rank, model, batches, replay.replayers, _of_response)
+        found.counts = added([found.counts, counts_of(replay)])
     return found
 
 
 def _of_response(response: ResponseTokens, values_BM1: torch.Tensor) -> torch.Tensor:
     """Return the values of this rank's response tokens, float32 [T]."""
-    places_T = torch.from_numpy(response.places_T).to(values_BM1.device)
+    places_T = uploaded(response.places_T, values_BM1.device)
     return values_BM1.flatten().index_select(0, places_T).float()
 
 
@@ -142,7 +142,7 @@ def critic_gradients(
         replay counts.
     """
     batches = lay_out_share(rank, data, mini_batch, routes)
-    replayers = make_replayers(rank.geometry, batches, routes)
+    replay = make_replay(rank, batches, routes)
 
     totals, positions = totals_of(rank, data, mini_batch, compared)
 
@@ -150,10 +150,11 @@ def critic_gradients(
         return _loss_and_report(rank, batches[index].response, compared, values_BM1)
 
     critic.model.optimizer.zero_grad()
-    with bound(critic.routers if replayers else {}, replayers, forward_only=False):
+    routers = critic.routers if replay.replayers else {}
+    with bound(routers, replay.replayers, forward_only=False):
         scale = auxiliary_scale(totals.divisor(critic.settings.loss_agg_mode), positions)
         reports = training_pass(critic.model.chunks, batches, loss, rank.with_padding_mask, scale)
-    return reports, counts_of(replayers)
+    return reports, counts_of(replay)
 
 
 def _loss_and_report(
@@ -163,15 +164,14 @@ def _loss_and_report(
     assert rank.critic is not None
     settings, own = rank.critic.settings, rank.config.critic
 
-    def uploaded(values: BySample | None, dtype: type = np.float32) -> torch.Tensor:
+    def joined(values: BySample | None, dtype: type = np.float32) -> torch.Tensor:
         assert values is not None, "values or returns are missing, although GAE computes both"
-        array_T: npt.NDArray[Any] = response.joined(values, dtype)
-        return torch.from_numpy(array_T).to(values_BM1.device)
+        return uploaded(response.joined(values, dtype), values_BM1.device)
 
-    mask_T = uploaded(compared.mask, np.bool_)
+    mask_T = joined(compared.mask, np.bool_)
     values_T = _of_response(response, values_BM1)
     found = value_loss(
-        values_T, uploaded(compared.values), uploaded(compared.returns), own.cliprange_value
+        values_T, joined(compared.values), joined(compared.returns), own.cliprange_value
     )
     tokens = _Tokens(mask_T, SamplesOfBatch(rank, response, mask_T))
     factor = settings.loss_scale_factor or rank.config.data.max_response_length

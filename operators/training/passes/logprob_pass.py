@@ -15,7 +15,7 @@ from operators.training.batches.step_data import StepData
 from operators.training.megatron.schedules import Chunk
 from operators.training.passes.share import (
     lay_out_share,
-    make_replayers,
+    make_replay,
     response_logprobs,
     token_values,
 )
@@ -101,10 +101,10 @@ def replaying_pass(rank: Rank, data: StepData, routes: Mapping[str, Routes]) -> 
     found = LogProbPass()
     for mini_batch in progress.counted(data.layouts["log_prob"].epoch(0)):
         batches = lay_out_share(rank, data, mini_batch, routes)
-        replayers = make_replayers(rank.geometry, batches, routes)
-        found.logprobs |= _forward(rank, rank.chunks, batches, replayers)
-        found.counts = added([found.counts, counts_of(replayers)])
-        found.samples |= sample_counts_of(replayers, batches)
+        replay = make_replay(rank, batches, routes)
+        found.logprobs |= _forward(rank, rank.chunks, batches, replay.replayers)
+        found.counts = added([found.counts, counts_of(replay)])
+        found.samples |= sample_counts_of(replay, batches)
     return found
 
 
@@ -121,7 +121,7 @@ def logprobs_of(
     Returns:
         float32 [G] each, keyed by sample id, on the last pipeline stage; an empty dict elsewhere.
     """
-    return _forward(rank, rank.chunks, batches, make_replayers(rank.geometry, batches, routes))
+    return _forward(rank, rank.chunks, batches, make_replay(rank, batches, routes).replayers)
 
 
 def _forward(

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 from operators.training.batches.micro_batch import ResponseTokens
+from operators.training.batches.upload import uploaded
 from operators.training.rank import Rank
 
 
@@ -27,7 +28,7 @@ class SamplesOfBatch:
         self._context = rank.position.context
         self._group = rank.position.context_group
         self._mask_T = mask_T
-        self._sample_T = torch.from_numpy(response.sample_T).to(mask_T.device)
+        self._sample_T = uploaded(response.sample_T, mask_T.device)
         self._count = len(response.ids)
         self.counts_samples = self._context.index == 0
 

@@ -1,7 +1,8 @@
 """A rank's micro-batches in a mini-batch, laid out on first access, and their tokens' log-probs."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar, overload
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -12,12 +13,13 @@ from operators.training.agree import await_ranks
 from operators.training.batches.layout import MiniBatch
 from operators.training.batches.micro_batch import Contents, MicroBatch, ResponseTokens, lay_out
 from operators.training.batches.step_data import StepData, without_loss
+from operators.training.batches.upload import uploaded
 from operators.training.megatron.head import output_weight
 from operators.training.megatron.schedules import Chunk, forward_pass
 from operators.training.passes.logprobs import logprobs_and_entropy
 from operators.training.rank import Rank
 from operators.training.replay.hooks import Recorder, Replayer, Router, bound
-from pipeline.model.geometry import Geometry
+from operators.training.replay.replayed import Replay, ReplayedRows
 from pipeline.traces.format.types import Routes
 
 
@@ -51,7 +53,9 @@ def lay_out_share(
     )
     micro_batches = mini_batch.shares[rank.position.dp_rank]
     return Share(
-        len(micro_batches), lambda index: lay_out(micro_batches[index], data.ids, contents)
+        len(micro_batches),
+        lambda index: lay_out(micro_batches[index], data.ids, contents),
+        ahead=True,
     )
 
 
@@ -77,13 +81,17 @@ T = TypeVar("T")
 class Share(Sequence[T]):
     """A sequence whose items, such as micro-batches, are created on first access and kept.
 
-    A pass therefore holds only the items that it has reached.
+    A pass therefore holds only the items that it has reached and, with `ahead`, the next one, which
+    a thread creates while the caller uses the current one. If the thread fails, the caller creates
+    the item and gets the error.
     """
 
-    def __init__(self, count: int, made: Callable[[int], T]) -> None:
+    def __init__(self, count: int, made: Callable[[int], T], ahead: bool = False) -> None:
         self._count = count
         self._made = made
         self._kept: dict[int, T] = {}
+        self._thread = ThreadPoolExecutor(1, "lay-out") if ahead and count > 1 else None
+        self._next: dict[int, Future[T]] = {}
 
     def __len__(self) -> int:
         return self._count
@@ -99,37 +107,39 @@ class Share(Sequence[T]):
             return [self[i] for i in range(*index.indices(self._count))]
         index = range(self._count)[index]
         if index not in self._kept:
-            self._kept[index] = self._made(index)
+            waiting = self._next.pop(index, None)
+            made = waiting is not None and waiting.exception() is None
+            self._kept[index] = waiting.result() if waiting and made else self._made(index)
+            after = index + 1
+            if self._thread is not None and after < self._count and after not in self._kept:
+                self._next[after] = self._thread.submit(self._made, after)
         return self._kept[index]
 
 
-def make_replayers(
-    geometry: Geometry | None, batches: Sequence[MicroBatch], routes: Mapping[str, Routes] | None
-) -> dict[int, Replayer]:
-    """Create a replayer for each MoE layer of this rank; {} for a dense model or native routing.
+def make_replay(
+    rank: Rank, batches: Sequence[MicroBatch], routes: Mapping[str, Routes] | None
+) -> Replay:
+    """Create the replay of a pass; it is empty for a dense model or native routing.
 
     Args:
-        geometry: Geometry of this rank's MoE layers; None for a dense model.
-        batches: The micro-batches of a pass, laid out with `routes`.
+        rank: This training rank.
+        batches: The micro-batches of the pass, laid out with `routes`.
         routes: Routes to replay, keyed by sample id; None for native routing.
     """
+    geometry = rank.geometry
     if geometry is None or routes is None:
-        return {}
-    kinds_R = Share(len(batches), lambda batch: batches[batch].rows.kinds_R)
+        return Replay()
+    layers, experts = geometry.layers, geometry.experts
 
-    def sets_of(column: int) -> Share[npt.NDArray[Any]]:
-        return Share(len(batches), lambda batch: _sets_LRK(batches[batch])[column])
+    def rows_of(index: int) -> ReplayedRows:
+        rows = batches[index].rows
+        if rows.sets_LRK is None:
+            ids = batches[index].response.ids
+            raise ValueError(f"the micro-batch of {ids} was laid out without routes")
+        return ReplayedRows(rows.kinds_R, rows.sets_LRK, layers, experts, rank.device)
 
-    return {
-        layer: Replayer(layer, geometry.experts, kinds_R, sets_of(column))
-        for column, layer in enumerate(geometry.layers)
-    }
-
-
-def _sets_LRK(batch: MicroBatch) -> npt.NDArray[Any]:
-    if batch.rows.sets_LRK is None:
-        raise ValueError(f"the micro-batch of {batch.response.ids} was laid out without routes")
-    return batch.rows.sets_LRK
+    rows = Share(len(batches), rows_of)
+    return Replay(rows, {n: Replayer(n, i, experts, rows) for i, n in enumerate(layers)})
 
 
 def response_logprobs(
@@ -154,11 +164,11 @@ def response_logprobs(
     weight_VH = output_weight(chunks)
     if weight_VH is None:
         raise ValueError("this pipeline stage has no output layer")
-    places_T = torch.from_numpy(response.places_T).to(hidden_BMH.device)
+    places_T = uploaded(response.places_T, hidden_BMH.device)
     return logprobs_and_entropy(
         hidden_BMH.flatten(0, 1).index_select(0, places_T),
         weight_VH,
-        torch.from_numpy(response.labels_T).to(hidden_BMH.device),
+        uploaded(response.labels_T, hidden_BMH.device),
         rank.config.actor_rollout_ref.rollout.temperature,
         rank.position.tensor_group,
         entropy_gradient,
@@ -183,7 +193,7 @@ def of_all_ranks(rank: Rank, response: ResponseTokens, values_T: torch.Tensor) -
     if rank.position.context.count == 1:
         return values_T
     values_U = values_T.new_zeros(sum(response.lengths))
-    values_U[torch.from_numpy(response.own_T).to(values_T.device)] = values_T
+    values_U[uploaded(response.own_T, values_T.device)] = values_T
     dist.all_reduce(values_U, group=rank.position.context_group)
     return values_U
 
@@ -210,15 +220,17 @@ def token_values(
     """
     chunks, routers = model
 
-    def finish(index: int, output_BMX: torch.Tensor) -> npt.NDArray[np.float32]:
+    def finish(index: int, output_BMX: torch.Tensor) -> torch.Tensor:
         response = batches[index].response
-        values: npt.NDArray[np.float32]
-        values = of_all_ranks(rank, response, values_of(response, output_BMX)).cpu().numpy()
-        return values
+        return of_all_ranks(rank, response, values_of(response, output_BMX))
 
     with bound(routers if objects else {}, objects, forward_only=True):
         results = forward_pass(chunks, batches, finish, rank.with_padding_mask)
+    if not results:
+        return {}
+    all_X = torch.cat(results).cpu().numpy()  # the pass's only copy from the device
+    ends = np.cumsum([len(values_U) for values_U in results])[:-1]
     found: dict[str, npt.NDArray[np.float32]] = {}
-    for batch, values_U in zip(batches, results, strict=bool(results)):
+    for batch, values_U in zip(batches, np.split(all_X, ends), strict=True):
         found |= batch.response.split(values_U)
     return found

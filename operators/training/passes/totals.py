@@ -26,13 +26,15 @@ def totals_of(
         The numbers of tokens and samples that the loss includes, and the number of positions in all
         samples, including prompts. They are the same on all ranks.
     """
-    sums = torch.zeros(3, dtype=torch.float64, device=next(rank.chunks[0].parameters()).device)
+    own = [0, 0, 0]
     if rank.position.speaks_for_samples:
         for row in mini_batch.rows(rank.position.dp_rank).tolist():
             id = data.ids[row]
             tokens = int(compared.mask[id].sum())
-            of_sample = [tokens, int(tokens > 0), len(data.samples[id].tokens_S) - 1]
-            sums += torch.tensor(of_sample, dtype=torch.float64, device=sums.device)
+            own[0] += tokens
+            own[1] += tokens > 0
+            own[2] += len(data.samples[id].tokens_S) - 1
+    sums = torch.tensor(own, device=rank.device)
     torch.distributed.all_reduce(sums)
-    tokens, samples, positions = (int(number) for number in sums.tolist())
+    tokens, samples, positions = sums.tolist()
     return Totals(tokens, samples), positions

@@ -14,6 +14,7 @@ from megatron.core.optimizer import MegatronOptimizer
 from operators.training.batches.layout import MiniBatch
 from operators.training.batches.micro_batch import MicroBatch, ResponseTokens
 from operators.training.batches.step_data import StepData
+from operators.training.batches.upload import uploaded
 from operators.training.errors import UpdateError
 from operators.training.megatron.optimizer import checked_step
 from operators.training.megatron.schedules import training_pass
@@ -31,7 +32,7 @@ from operators.training.passes.objective import (
     objective_of,
 )
 from operators.training.passes.samples import SamplesOfBatch
-from operators.training.passes.share import lay_out_share, make_replayers, response_logprobs
+from operators.training.passes.share import lay_out_share, make_replay, response_logprobs
 from operators.training.passes.totals import totals_of
 from operators.training.rank import Rank, Skipped
 from operators.training.replay.counts import Counts, added, counts_of
@@ -166,9 +167,9 @@ def _any_token(rank: Rank, reports: Sequence[Report]) -> bool:
     Every rank must call this collective, because only the last pipeline stage has reports, but all
     ranks need the same answer.
     """
-    tokens = torch.tensor(
-        sum(int(report["tokens"]) for report in reports),
-        device=next(rank.chunks[0].parameters()).device,
+    tokens = sum(
+        (report["tokens"] for report in reports),
+        torch.zeros((), dtype=torch.int64, device=rank.device),
     )
     torch.distributed.all_reduce(tokens, op=torch.distributed.ReduceOp.MAX)
     return bool(tokens)
@@ -226,7 +227,7 @@ def gradients(
         rank, data, mini_batch, compared, batches, routes, objective=objective
     )
     totals, positions = totals_of(rank, data, mini_batch, counted)
-    replayers = make_replayers(rank.geometry, batches, routes)
+    replay = make_replay(rank, batches, routes)
 
     def loss(index: int, hidden_BMH: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, Report]:
         response = batches[index].response
@@ -250,10 +251,11 @@ def gradients(
         return loss_and_report(this, targets, totals, *made)
 
     rank.optimizer.zero_grad()
-    with bound(rank.routers if replayers else {}, replayers, forward_only=False):
+    routers = rank.routers if replay.replayers else {}
+    with bound(routers, replay.replayers, forward_only=False):
         scale = auxiliary_scale(totals.divisor(objective.mode), positions)
         reports = training_pass(rank.chunks, batches, loss, rank.with_padding_mask, scale)
-    return reports, counts_of(replayers)
+    return reports, counts_of(replay)
 
 
 def auxiliary_scale(divisor: int, positions: int) -> float:
@@ -319,26 +321,28 @@ def _targets(
     chosen: BySample | None,
     device: torch.device,
 ) -> Targets:
-    def uploaded(values: Mapping[str, npt.NDArray[Any]], dtype: type = np.float32) -> torch.Tensor:
-        return torch.from_numpy(response.joined(values, dtype)).to(device)
+    def joined(values: Mapping[str, npt.NDArray[Any]], dtype: type = np.float32) -> torch.Tensor:
+        return uploaded(response.joined(values, dtype), device)
 
-    mask_T = uploaded(compared.mask, np.bool_)
+    mask_T = joined(compared.mask, np.bool_)
     reference, weights = compared.reference, compared.weights
     return Targets(
         mask_T=mask_T,
-        advantages_T=uploaded(compared.advantages),
-        old_T=uploaded(compared.old),
-        reference_T=None if reference is None else uploaded(reference),
-        weights_T=None if weights is None else uploaded(weights),
+        advantages_T=joined(compared.advantages),
+        old_T=joined(compared.old),
+        reference_T=None if reference is None else joined(reference),
+        weights_T=None if weights is None else joined(weights),
         samples=SamplesOfBatch(rank, response, mask_T),
-        chosen_T=None if chosen is None else uploaded(chosen, np.bool_),
+        chosen_T=None if chosen is None else joined(chosen, np.bool_),
     )
 
 
 def _sums(reports: Sequence[Report]) -> dict[str, float]:
     """Add up, for each name, the numbers that the micro-batches of a mini-batch report."""
+    # One copy from the device; the sum is the same as that of the single numbers.
+    named = [(name, value) for report in reports for name, value in report.items()]
+    values = torch.stack([value.double() for _, value in named]).tolist() if named else []
     sums: dict[str, float] = {}
-    for report in reports:
-        for name, value in report.items():
-            sums[name] = sums.get(name, 0.0) + float(value)
+    for (name, _), value in zip(named, values, strict=True):
+        sums[name] = sums.get(name, 0.0) + value
     return sums

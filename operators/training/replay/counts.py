@@ -13,7 +13,8 @@ import numpy.typing as npt
 
 from operators.training.batches.micro_batch import NATIVE, PADDING, REPLAYED, MicroBatch
 from operators.training.errors import ReplayError
-from operators.training.replay.hooks import DIFFERENT, FOREIGN, SAME, Replayer
+from operators.training.replay.hooks import DIFFERENT, FOREIGN, SAME
+from operators.training.replay.replayed import Replay
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -63,40 +64,39 @@ SampleCounts = dict[str, OfSample]
 """Counts, keyed by sample id."""
 
 
-def counts_of(replayers: Mapping[int, Replayer]) -> Counts:
-    """Return the counts of a pass's replayers, keyed by layer."""
+def counts_of(replay: Replay) -> Counts:
+    """Return the counts of a finished pass, keyed by layer."""
+    differing_L = sum((misfits_LR != SAME).sum(axis=1) for misfits_LR in replay.misfits_LR)
     return {
         layer: LayerCounts(
             replayed=int(replayer.rows[REPLAYED]),
             native=int(replayer.rows[NATIVE]),
             padding=int(replayer.rows[PADDING]),
-            agreeing=replayer.agreeing,
+            agreeing=int(replayer.rows[REPLAYED] - differing),
         )
-        for layer, replayer in replayers.items()
+        for (layer, replayer), differing in zip(
+            replay.replayers.items(), np.atleast_1d(differing_L), strict=bool(replay.replayers)
+        )
     }
 
 
-def sample_counts_of(
-    replayers: Mapping[int, Replayer], batches: Sequence[MicroBatch]
-) -> SampleCounts:
-    """Return the counts of a pass's replayers, keyed by sample id.
+def sample_counts_of(replay: Replay, batches: Sequence[MicroBatch]) -> SampleCounts:
+    """Return the counts of a finished pass, keyed by sample id; {} if it replayed nothing.
 
     Args:
-        replayers: Replayers, keyed by layer; empty if nothing was replayed.
+        replay: The pass's replay.
         batches: The pass's micro-batches.
     """
     found: SampleCounts = {}
-    for i, batch in enumerate(batches if replayers else ()):
+    for batch, misfits_LR in zip(batches, replay.misfits_LR, strict=bool(replay.replayers)):
         replayed_R = batch.rows.kinds_R == REPLAYED
         parts_R = batch.rows.parts_R[replayed_R]
         blocks = [-(-place.positions // BLOCK) for place in batch.places]
         firsts = np.cumsum([0, *blocks])
         block_R = firsts[parts_R // 2] + batch.rows.positions_R[replayed_R] // BLOCK
-        misfits = (replayer.misfits_R[i].cpu().numpy() for replayer in replayers.values())
-        misfits_LR = np.stack([misfits_R[replayed_R] for misfits_R in misfits])
         sets_CLX, block_CX = [], []
         for least in (SAME, DIFFERENT, FOREIGN):
-            counted_LR = misfits_LR >= least
+            counted_LR = misfits_LR[:, replayed_R] >= least
             sets_CLX.append([_counts(parts_R, of_R, 2 * len(blocks)) for of_R in counted_LR])
             block_CX.append(_counts(block_R, counted_LR.sum(axis=0), firsts[-1]))
         sets_LXC, block_XC = np.transpose(sets_CLX, (1, 2, 0)), np.transpose(block_CX)

@@ -18,13 +18,12 @@ Dimensions: R rows that this rank's router sees in a micro-batch, K experts per 
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from operators.training.batches.micro_batch import REPLAYED
 from operators.training.errors import ReplayError
 
 SAME, DIFFERENT, FOREIGN = 0, 1, 2
@@ -122,6 +121,15 @@ class Recorder:
         self._cursors.finish(forward_only)
 
 
+class RecordedRows(Protocol):
+    """A micro-batch's recorded sets on the device; see ReplayedRows (replayed.py)."""
+
+    counts: npt.NDArray[np.int64]
+    replayed_R1: torch.Tensor
+    sets_LRK: torch.Tensor
+    misfits_LR: torch.Tensor
+
+
 class Replayer:
     """Imposes the recorded experts on one router.
 
@@ -130,35 +138,23 @@ class Replayer:
     """
 
     def __init__(
-        self,
-        layer: int,
-        experts: int,
-        kinds_R: Sequence[npt.NDArray[np.uint8]],
-        sets_RK: Sequence[npt.NDArray[Any]],
+        self, layer: int, place: int, experts: int, micro_batches: Sequence[RecordedRows]
     ) -> None:
         """Create the replayer for a pass.
 
         Args:
             layer: The layer's index in the model.
+            place: The layer's place among the recorded layers of this rank.
             experts: Number of experts in the layer.
-            kinds_R: REPLAYED, NATIVE or PADDING for each row of each micro-batch. An item is read
-                when the router reaches its micro-batch, as with `sets_RK`.
-            sets_RK: Recorded expert ids, ascending, for each micro-batch.
+            micro_batches: The recorded sets. An item is read when the router reaches its
+                micro-batch.
         """
-        self._cursors = _Cursors(layer, len(kinds_R))
+        self._cursors = _Cursors(layer, len(micro_batches))
+        self._place = place
         self._experts = experts
-        self._kinds_R = kinds_R
-        self._sets_RK = sets_RK
+        self._micro_batches = micro_batches
         self.rows = np.zeros(3, np.int64)
         """Number of rows seen in the pass so far, by kind: REPLAYED, NATIVE, PADDING."""
-        self.misfits_R: list[torch.Tensor] = []
-        """For each micro-batch, uint8 [R]: SAME, DIFFERENT or FOREIGN; SAME if not REPLAYED."""
-
-    @property
-    def agreeing(self) -> int:
-        """Number of REPLAYED rows in all micro-batches so far for which the router itself would
-        choose the same experts."""
-        return int(self.rows[REPLAYED]) - sum(int((of_R != SAME).sum()) for of_R in self.misfits_R)
 
     def get_replay_topk(
         self,
@@ -184,31 +180,25 @@ class Replayer:
         Returns:
             Scores and ids of the chosen experts, [R, K] each.
         """
-        micro_batch, first_time = self._cursors.next()
-        kinds, recorded_RK = self._kinds_R[micro_batch], self._sets_RK[micro_batch]
-        self._check(micro_batch, scores, topk)
-        if first_time:
-            check_sets(self._cursors.layer, recorded_RK[kinds == REPLAYED], self._experts)
-        replayed_R1 = _uploaded(kinds == REPLAYED, scores.device)[:, None]
-        sets_RK = _uploaded(recorded_RK, scores.device).to(torch.int64)
+        index, first_time = self._cursors.next()
+        rows = self._micro_batches[index]
+        recorded_RK = rows.sets_LRK[self._place]
+        if recorded_RK.shape != (scores.shape[0], topk) or scores.shape[1] != self._experts:
+            raise ReplayError(
+                f"layer {self._cursors.layer}, micro-batch {index}: the router scores "
+                f"{scores.shape[0]} tokens x {scores.shape[1]} experts and selects {topk}; its "
+                f"routes have shape {tuple(recorded_RK.shape)}, for {self._experts} experts"
+            )
+        sets_RK = recorded_RK.to(torch.int64)
         with torch.no_grad():
             native_RK = default_compute_topk(scores, topk, num_groups, group_topk)[1]
             order_RK = scores.gather(1, sets_RK).sort(dim=1, descending=True, stable=True).indices
-            ids_RK = torch.where(replayed_R1, sets_RK.gather(1, order_RK), native_RK)
+            ids_RK = torch.where(rows.replayed_R1, sets_RK.gather(1, order_RK), native_RK)
             if first_time:
-                self.rows += np.bincount(kinds, minlength=3)
-                self.misfits_R.append(_misfits(native_RK, sets_RK) * replayed_R1[:, 0])
+                self.rows += rows.counts
+                misfits_R = _misfits(native_RK, sets_RK) * rows.replayed_R1[:, 0]
+                rows.misfits_LR[self._place] = misfits_R
         return scores.gather(1, ids_RK), ids_RK
-
-    def _check(self, micro_batch: int, scores: torch.Tensor, topk: int) -> None:
-        sets_RK = self._sets_RK[micro_batch]
-        expected = (scores.shape[0], topk)
-        if sets_RK.shape != expected or scores.shape[1] != self._experts:
-            raise ReplayError(
-                f"layer {self._cursors.layer}, micro-batch {micro_batch}: the router scores "
-                f"{scores.shape[0]} tokens x {scores.shape[1]} experts and selects {topk}; its "
-                f"routes have shape {sets_RK.shape}, for {self._experts} experts"
-            )
 
     def finish(self, forward_only: bool) -> None:
         """Check the pass; see _Cursors.finish."""
@@ -221,40 +211,6 @@ def _misfits(native_RK: torch.Tensor, recorded_RK: torch.Tensor) -> torch.Tensor
     common_R = (native_RK[:, :, None] == recorded_RK[:, None, :]).sum(dim=(1, 2))
     foreign_R = (2 * common_R < K) & (K > 1)
     return (common_R < K).to(torch.uint8) + foreign_R.to(torch.uint8)
-
-
-def _uploaded(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
-    """Copy an array to the device without waiting for the GPU's pending work.
-
-    Unless the array is in pinned memory, it has been read completely when this function returns, so
-    the caller may free it immediately.
-    """
-    return torch.from_numpy(array).to(device, non_blocking=True)
-
-
-def check_sets(layer: int, sets_RK: npt.NDArray[Any], experts: int) -> None:
-    """Check that a router could have chosen the recorded sets.
-
-    Args:
-        layer: The layer's index in the model.
-        sets_RK: Recorded expert ids.
-        experts: Number of experts in the layer.
-
-    Raises:
-        ReplayError: An id is too large, or the ids of a row are not strictly ascending.
-    """
-    if sets_RK.size == 0:
-        return
-    if (largest := int(sets_RK.max())) >= experts:
-        raise ReplayError(
-            f"layer {layer}: a recorded expert id is {largest}, expected less than {experts}, the "
-            "number of experts; the routes belong to another model"
-        )
-    if not (sets_RK[:, 1:] > sets_RK[:, :-1]).all():
-        raise ReplayError(
-            f"layer {layer}: a recorded row names an expert twice or is not ascending; "
-            "check the trace with `retrace traces verify`"
-        )
 
 
 @contextlib.contextmanager

@@ -16,8 +16,9 @@ from operators.training.batches.step_data import layout_rules, load_step
 from operators.training.errors import ReplayError
 from operators.training.megatron import parallel
 from operators.training.passes import update
-from operators.training.passes.share import make_replayers
+from operators.training.passes.share import make_replay
 from operators.training.rank import make_rank
+from operators.training.replay.replayed import Replay
 from operators.training.step import train_step
 from pipeline.store import open_store
 from pipeline.traces import open_manifest
@@ -50,7 +51,7 @@ def program(run_uri: str, model: str, results: str) -> None:
         rank, _ = make_rank(config, position, Path(model))
         data = load_step(store, manifest, config, layout_rules(config, 1), 0, rank.geometry)
         assert len(data.layout.epoch(0)) == MINI_BATCHES
-        update.make_replayers = Until(replayed)
+        update.make_replay = Until(replayed)
         try:
             train_step(rank, data, 0.0, first=True)
             found[name] = None
@@ -62,14 +63,14 @@ def program(run_uri: str, model: str, results: str) -> None:
 
 
 class Until:
-    """Create replayers for `left` mini-batches of an update, then none, as if without routes."""
+    """Create the replay for `left` mini-batches of an update, then none, as if without routes."""
 
     def __init__(self, left: int) -> None:
         self.left = left
 
     def __call__(self, *arguments: Any) -> Any:
         self.left -= 1
-        return make_replayers(*arguments) if self.left >= 0 else {}
+        return make_replay(*arguments) if self.left >= 0 else Replay()
 
 
 if __name__ == "__main__":

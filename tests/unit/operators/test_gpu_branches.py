@@ -8,8 +8,10 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
+from pipeline.config.actor import Megatron
 from pipeline.errors import InputError
 from tests.large_models import hf_config
 from tests.paths import ROOT
@@ -28,6 +30,7 @@ REACHED = {
     "training/megatron/parallel.py::start": f"{_HERE}::test_ranks_join_over_nccl",
     "training/speed.py::memory_peaks": f"{_HERE}::test_the_peaks_of_gpu_memory_are_metrics",
     "training/speed.py::find_devices": f"{_HERE}::test_the_share_of_a_gpus_peak_speed_is_a_metric",
+    "training/batches/upload.py::uploaded": f"{_HERE}::test_arrays_are_copied_from_pinned_memory",
     "training/offload.py::to_host": f"{_HERE}::test_copies_of_gpu_tensors_are_pinned",
     "rollout/engine.py::__init__": f"{_ENGINE}::test_a_build_for_another_device_is_refused",
     "rollout/engine.py::_require_build": f"{_ENGINE}::test_a_build_for_another_device_is_refused",
@@ -96,9 +99,28 @@ def test_ranks_join_over_nccl(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: False)
     monkeypatch.setattr(torch.distributed, "init_process_group", join)
     monkeypatch.setitem(os.environ, "LOCAL_RANK", "3")
-    with pytest.raises(JoinedError):
-        parallel.start(SimpleNamespace())
-    assert called == [3, "nccl"]
+    monkeypatch.setitem(os.environ, "PYTORCH_ALLOC_CONF", "backend:native")
+    for tensor_parallel, connections in ((1, None), (2, "1")):
+        monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS", raising=False)
+        with pytest.raises(JoinedError):
+            parallel.start(Megatron(tensor_model_parallel_size=tensor_parallel))
+        assert os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == connections
+    assert called == [3, "nccl"] * 2
+    assert os.environ["PYTORCH_ALLOC_CONF"] == "backend:native"  # as the user set it
+
+
+def test_arrays_are_copied_from_pinned_memory(monkeypatch: pytest.MonkeyPatch):
+    """A copy from other memory would wait for the GPU."""
+    import torch
+
+    from operators.training.batches.upload import uploaded
+
+    copied: list[Any] = []
+    pinned = SimpleNamespace(to=lambda device, non_blocking: copied.append((device, non_blocking)))
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: pinned)
+    uploaded(np.arange(3), torch.device("cuda", 1))
+    assert copied == [(torch.device("cuda", 1), True)]
+    assert uploaded(np.arange(3), torch.device("cpu")).tolist() == [0, 1, 2]
 
 
 def test_settings_that_need_cuda_are_refused_only_on_the_cpu(monkeypatch: pytest.MonkeyPatch):
@@ -186,6 +208,7 @@ def engine_on_gpus() -> Any:
 
     engine = object.__new__(RolloutEngine)
     engine._on_cpu = False
+    engine._finish_steps = lambda version: None  # test_steps_in_flight.py
     return engine
 
 

@@ -10,7 +10,7 @@ import pytest
 from operators.training.batches.ahead import Ahead
 from operators.training.batches.layout import LayoutRules, make_layout
 from operators.training.batches.micro_batch import Slice
-from operators.training.passes.share import lay_out_share, make_replayers
+from operators.training.passes.share import lay_out_share, make_replay
 from operators.zigzag import ALL
 from pipeline.store import StoreError
 from tests.unit.operators.training.batches.test_layout import GEOMETRY, coded_routes, make_sample
@@ -46,8 +46,8 @@ def test_a_micro_batch_is_laid_out_from_only_its_own_samples_and_routes(step):
     rank, data, mini_batch, ids = step
     routes = {}
     batches = lay_out_share(rank, data, mini_batch, routes)
-    replayers = make_replayers(GEOMETRY, batches, routes)
-    assert (len(batches), sorted(replayers)) == (3, [1, 3])
+    replay = make_replay(rank, batches, routes)
+    assert (len(batches), sorted(replay.replayers)) == (3, [1, 3])
     for number in range(3):
         with pytest.raises(KeyError):
             batches[number]

@@ -28,10 +28,13 @@ from operators.training.passes.logprob_pass import (
 from operators.training.passes.share import lay_out_share
 from operators.training.passes.update import gradients, update
 from pipeline.rl.kl import kl_estimate
+from tests.synchronisations import counted
 from tests.unit.operators.training.passes.one_rank import World, norm_of, with_correction, world
 
 TIGHT = {"rollout_rs": "token_k1", "rollout_rs_threshold": "0.7_1.4"}
 """Rejects tokens whose probability differs by more than a factor of 0.7 to 1.4."""
+MICRO_BATCHES = 3
+"""Micro-batches in each mini-batch."""
 WEIGHTS = {"rollout_is": "token", "rollout_is_threshold": 1.2}
 
 
@@ -416,3 +419,31 @@ class TestCritic:
         assert len(updates.sums) == len(data.layouts["critic_update"].mini_batches) > 1
         assert updates.lr == critic.settings.optim.lr
         assert not torch.equal(before, self.head(one))
+
+
+def test_a_gpu_never_waits_during_a_pass(one: World, data: Any):
+    """Results are read from the device in one go after a pass; replay uploads once per micro-batch.
+
+    An update also reads the totals of its mini-batch, before it, and whether it has any token. A
+    recording reads each micro-batch's routes, which are large.
+    """
+    rank, critic, replays = one.rank, one.rank.critic, "replay/replayed.py::__init__"
+    values = values_pass(rank, critic, data, data.routes).values
+    old = native_pass(rank, data, rank.chunks).logprobs
+    compared = compare(rank, data, old, None, values=values)
+    passes = {
+        "native": (lambda: native_pass(rank, data, rank.chunks), 1),
+        "recording": (lambda: recording_pass(rank, data), 1 + MICRO_BATCHES),
+        "replaying": (lambda: replaying_pass(rank, data, data.routes), 2),
+        "values": (lambda: values_pass(rank, critic, data, data.routes), 2),
+        "update": (lambda: update(rank, data, compared, data.routes), 4),
+        "critic": (lambda: update_critic(rank, critic, data, compared, data.routes), 4),
+    }
+    for name, (run, reads) in passes.items():
+        with counted() as waits:
+            run()
+        assert waits.in_pass == {}, name
+        found = {place: n for place, n in waits.outside.items() if not place.endswith(" numpy")}
+        assert sum(found.values()) == reads * waits.passes, (name, found)
+        replayed = name not in ("native", "recording")
+        assert waits.uploads[replays] == 2 * MICRO_BATCHES * waits.passes * replayed, name

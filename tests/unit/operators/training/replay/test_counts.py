@@ -10,6 +10,7 @@ import torch
 from operators.training.batches.micro_batch import REPLAYED, Contents, Slice, lay_out
 from operators.training.errors import ReplayError
 from operators.training.replay.counts import BLOCK, LayerCounts, check_passes, sample_counts_of
+from operators.training.replay.replayed import Replay
 from operators.zigzag import Zigzag
 from tests.unit.operators.training.batches.test_layout import (
     GEOMETRY,
@@ -50,11 +51,9 @@ def test_each_set_of_a_sample_is_counted_once_over_all_ranks(packed, context, sl
         of_rank = {"sequence": Slice(index, slices), "context": Zigzag(rank, context)}
         batch = lay_out(where, ids, Contents(samples, frozenset(), routes, GEOMETRY, **of_rank))
         misfits_LR = (batch.rows.sets_LRK[..., 0] % 3) * (batch.rows.kinds_R == REPLAYED)
-        replayers = {
-            layer: SimpleNamespace(misfits_R=[torch.from_numpy(misfits_R.astype(np.uint8))])
-            for layer, misfits_R in zip(GEOMETRY.layers, misfits_LR, strict=True)
-        }
-        for id, of in sample_counts_of(replayers, [batch]).items():
+        rows = SimpleNamespace(misfits_LR=torch.from_numpy(misfits_LR.astype(np.uint8)))
+        replay = Replay([rows], dict.fromkeys(GEOMETRY.layers))
+        for id, of in sample_counts_of(replay, [batch]).items():
             total[id] = total[id] + np.concatenate([of.sets_LPC.reshape(-1, 3), of.block_BC])
     for id, sample in samples.items():
         misfits_TL = np.where(valid[id][:, None], routes[id].sets_TLK[..., 0].astype(int) % 3, -1)
@@ -65,4 +64,4 @@ def test_each_set_of_a_sample_is_counted_once_over_all_ranks(packed, context, sl
         block_BC = np.add.reduceat(counted_TLC.sum(axis=1), starts, axis=0)
         expected = np.concatenate([sets_LPC.reshape(-1, 3), block_BC])
         assert total[id].tolist() == expected.tolist()
-    assert sample_counts_of({}, [batch]) == {}
+    assert sample_counts_of(Replay(), [batch]) == {}

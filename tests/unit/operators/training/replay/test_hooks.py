@@ -10,6 +10,7 @@ from megatron.core.transformer.moe.moe_utils import topk_routing_with_score_func
 from operators.training.batches.micro_batch import NATIVE, PADDING, REPLAYED
 from operators.training.errors import ReplayError
 from operators.training.replay.hooks import DIFFERENT, FOREIGN, SAME, Recorder, Replayer, bound
+from operators.training.replay.replayed import ReplayedRows
 
 ROWS, EXPERTS = 512, 32
 
@@ -28,7 +29,15 @@ def native_sets(scores, topk):
 
 def replayer(sets, kinds=None, experts=EXPERTS):
     kinds = [np.full(len(s), REPLAYED, np.uint8) for s in sets] if kinds is None else kinds
-    return Replayer(1, experts, kinds, sets)
+    rows = [
+        ReplayedRows(kinds_R, sets_RK[None], [1], experts, torch.device("cpu"))
+        for kinds_R, sets_RK in zip(kinds, sets, strict=True)
+    ]
+    return Replayer(1, 0, experts, rows)
+
+
+def misfits(replay, micro_batch=0):
+    return replay._micro_batches[micro_batch].misfits_LR[0].tolist()
 
 
 OPTIONS = [
@@ -76,7 +85,7 @@ def test_recorded_sets_are_imposed_with_weights_from_live_scores():
     other = native_sets(-scores_of(0), 4)
     probs, chosen = route(scores, 4, replay := replayer([other]))
     assert (chosen.nonzero()[:, 1].view(ROWS, 4).numpy() == other).all()
-    assert replay.agreeing == 0
+    assert SAME not in misfits(replay)
     assert torch.allclose(
         probs.gather(1, torch.from_numpy(other).long()),
         scores.gather(1, torch.from_numpy(other).long()).softmax(1),
@@ -99,7 +108,7 @@ def test_rows_without_a_valid_recording_are_routed_natively():
     assert torch.equal(probs, native_probs)
     counts = [int((kinds == kind).sum()) for kind in (REPLAYED, NATIVE, PADDING)]
     assert replay.rows.tolist() == counts
-    assert replay.agreeing == counts[0]
+    assert misfits(replay) == [SAME] * ROWS
 
 
 @pytest.mark.parametrize(
@@ -118,10 +127,10 @@ def test_recorded_sets_are_compared_with_the_native_choice(topk, common, expecte
     rows = [[*order[i, :n], *order[i, topk : 2 * topk - n]] for i, n in enumerate(common)]
     sets = np.sort(np.array(rows, np.uint8), axis=1)
     route(scores, topk, replay := replayer([sets]))
-    assert replay.misfits_R[0].tolist() == list(expected)
+    assert misfits(replay) == list(expected)
     kinds = np.full(len(common), NATIVE, np.uint8)
     route(scores, topk, native := replayer([sets], [kinds]))
-    assert native.misfits_R[0].tolist() == [SAME] * len(common)
+    assert misfits(native) == [SAME] * len(common)
 
 
 def test_a_recomputation_gets_the_routes_of_its_micro_batch():
@@ -197,11 +206,11 @@ def test_impossible_expert_ids_are_refused_before_use():
     sets = native_sets(scores_of(0), 4)
     sets[7, 3] = EXPERTS
     with pytest.raises(ReplayError, match="id is 32, expected less than 32"):
-        route(scores_of(0), 4, replayer([sets]))
+        replayer([sets])
     sets = native_sets(scores_of(0), 4)
     sets[7, 2] = sets[7, 3]
-    with pytest.raises(ReplayError, match="names an expert twice"):
-        route(scores_of(0), 4, replayer([sets]))
+    with pytest.raises(ReplayError, match=r"layer 1: .* names an expert twice"):
+        replayer([sets])
 
 
 def test_ids_above_255_do_not_wrap():
