@@ -20,7 +20,7 @@ ENVIRONMENT := $(or $(DEVICE),$(MADE_FOR),$(FOUND))
 LINKS := $(if $(PIP_FIND_LINKS),--find-links $(PIP_FIND_LINKS))
 TORCH := $(or $(LINKS),--torch-backend cpu)
 SOURCES_cpu := $(TORCH) --override requirements/overrides.txt
-SOURCES_cuda := $(LINKS)
+SOURCES_cuda := $(LINKS) --override requirements/overrides-cuda.txt
 # For make images: the command that builds an image (with the arguments of `docker build`), the prefix of the image
 # names, the tag, and the images to build.
 BUILD ?= docker build
@@ -37,7 +37,7 @@ help: ## List the targets
 
 install: $(VENV)/.installed ## Create the virtual environment, with all packages pinned
 
-$(VENV)/.installed: requirements/$(ENVIRONMENT).txt requirements/overrides.txt requirements/uv.txt pyproject.toml
+$(VENV)/.installed: requirements/$(ENVIRONMENT).txt $(wildcard requirements/overrides*.txt) requirements/uv.txt pyproject.toml
 	@echo "creating an environment for $(ENVIRONMENT) in $(VENV) (found: $(FOUND); DEVICE=cpu or DEVICE=cuda overrides this)"
 	@[ -z "$(MADE_FOR)" ] || [ "$(MADE_FOR)" = "$(ENVIRONMENT)" ] || { echo "$(VENV) was created for $(MADE_FOR); to replace it, run: make clean install DEVICE=$(ENVIRONMENT)"; exit 1; }
 	@test -x $(BIN)/python || { echo "1/4 creating $(VENV) with $(PYTHON)"; $(PYTHON) -m venv $(VENV); }
@@ -50,10 +50,10 @@ $(VENV)/.installed: requirements/$(ENVIRONMENT).txt requirements/overrides.txt r
 	$(UV) pip install --python $(BIN)/python --compile-bytecode $(SOURCES_$(ENVIRONMENT)) -r $(VENV)/.packages
 	@echo "4/4 installing Retrace from this folder"
 	@$(UV) pip install --python $(BIN)/python --quiet --no-deps --no-build-isolation --editable .
-	@# Built last, against the installed torch; this requires the CUDA compiler (nvcc).
+	@# Built last, against the installed torch; this requires the CUDA compiler (nvcc) and the headers of cuDNN's wheel.
 	@! grep '^transformer-engine-torch==' requirements/$(ENVIRONMENT).txt >$(VENV)/.packages \
 	  || { echo "building Transformer Engine with the CUDA compiler, which takes many minutes"; false; } \
-	  || $(UV) pip install --python $(BIN)/python --quiet --no-deps --no-build-isolation -r $(VENV)/.packages
+	  || CPATH=$$(echo $(abspath $(VENV))/lib/python3*/site-packages/nvidia/cudnn/include):$$CPATH $(UV) pip install --python $(BIN)/python --quiet --no-deps --no-build-isolation -r $(VENV)/.packages
 	@[ $(ENVIRONMENT) = cuda ] || $(BIN)/python -c 'import importlib.util as u, sys; sys.exit(bool(u.find_spec("torchvision")) and "torchvision is installed in $(VENV) and breaks vLLM on CPU: make clean install")'
 	@touch $@
 	@echo "$(VENV) is ready; try: $(BIN)/retrace run examples/quickstart.yaml"

@@ -196,7 +196,7 @@ def checked_step(optimizer: MegatronOptimizer) -> tuple[bool, float]:
 
 @contextlib.contextmanager
 def _prepared(optimizer: Any, norm: Any) -> Iterator[None]:
-    """Let Megatron's `step` use the gradients as they are, and this norm.
+    """Let Megatron's `step` use the unchanged gradients and this norm.
 
     It would otherwise copy all gradients again, and reduce their norm over all ranks again.
     """
