@@ -63,10 +63,15 @@ priorityClassName: {{ . }}
 
 {{/* Pod Security level "restricted". The images run as user 10001. */}}
 {{- define "retrace.podSecurity" -}}
-runAsNonRoot: true
-runAsUser: 10001
-runAsGroup: 10001
-fsGroup: 10001
+{{ include "retrace.podSecurityOf" 10001 }}
+{{- end }}
+
+{{/* The same for another user. Argument: the user id */}}
+{{- define "retrace.podSecurityOf" -}}
+runAsNonRoot: {{ ne (int .) 0 }}
+runAsUser: {{ int . }}
+runAsGroup: {{ int . }}
+fsGroup: {{ int . }}
 fsGroupChangePolicy: OnRootMismatch
 seccompProfile:
   type: RuntimeDefault

@@ -39,7 +39,7 @@ spec:
   {{- with $pods.topologySpreadConstraints }}
   topologySpreadConstraints: {{- toYaml . | nindent 4 }}
   {{- end }}
-  securityContext: {{- include "retrace.podSecurity" $root | nindent 4 }}
+  securityContext: {{- include "retrace.podSecurityOf" $pods.runAsUser | nindent 4 }}
   volumes:
     {{- include "retrace.tmpVolume" $pods.tmpSize | nindent 4 }}
     - name: shm
@@ -72,5 +72,9 @@ spec:
         {{- toYaml . | nindent 8 }}
         {{- end }}
       terminationMessagePolicy: FallbackToLogsOnError
-      securityContext: {{- include "retrace.containerSecurity" $root | nindent 8 }}
+      securityContext:
+        {{- include "retrace.containerSecurity" $root | nindent 8 }}
+        {{- with $pods.capabilities }}
+          add: {{ toJson . }}
+        {{- end }}
 {{- end }}

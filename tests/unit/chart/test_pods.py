@@ -157,6 +157,28 @@ def test_flow_jobs_restart_their_pod_and_never_run_two_pods(render):
     assert [item["name"] for item in container["env"]] == ["HF_TOKEN"]
 
 
+def test_pods_get_network_devices_and_capabilities(render):
+    amounts = {"rdma/hca": "1", "vpc.amazonaws.com/efa": "4", "hugepages-2Mi": "5120Mi"}
+    wanted = {
+        "runAsUser": 0,
+        "capabilities": ["IPC_LOCK"],
+        "resources": {"requests": amounts, "limits": amounts},
+    }
+    rendered = render(*STORE, "--set-json", f"training={json.dumps(wanted)}")
+    cluster = cluster_of(rendered)
+    pod = cluster["training"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["IPC_LOCK"]}
+    assert (pod["securityContext"]["runAsUser"], pod["securityContext"]["runAsNonRoot"]) == (
+        0,
+        False,
+    )
+    for part in ("requests", "limits"):
+        assert container["resources"][part].items() >= amounts.items()
+    other = cluster["rollout"]["template"]["spec"]
+    assert other["containers"][0]["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+
+
 def test_prefect_creates_the_flow_job_from_the_template(render, monkeypatch):
     monkeypatch.setenv("PREFECT_API_URL", "http://server/api")
     template = template_of(render(*values_of("gpu")))
