@@ -42,6 +42,7 @@ from operators.training.megatron import parallel
 from operators.training.replay.hooks import Recorder, Replayer, bound
 from operators.training.replay.replayed import ReplayedRows
 from pipeline.config.actor import Megatron
+from pipeline.config.rules.cuda import chosen
 
 GOAL = 1.01
 TOPK = 8
@@ -56,6 +57,8 @@ class Shape:
     hidden: int
     experts: int
     ffn: int
+    fused: bool = True
+    """Whether tokens are permuted by fused kernels, as in training on GPUs."""
 
 
 ON_CPU = Shape(layers=2, tokens=512, hidden=1024, experts=64, ffn=384)
@@ -97,6 +100,7 @@ def config_of(shape: Shape) -> TransformerConfig:
         "moe_router_topk": TOPK,
         "moe_router_load_balancing_type": "none",
         "moe_router_pre_softmax": False,
+        "moe_router_dtype": "fp32",
         "moe_grouped_gemm": True,
         "moe_token_dispatcher_type": "alltoall",
         "add_bias_linear": False,
@@ -110,6 +114,8 @@ def config_of(shape: Shape) -> TransformerConfig:
     }
     if not on_gpu:
         settings |= without_cuda.SETTINGS
+    elif shape.fused:
+        settings |= chosen(latent=False)
     return TransformerConfig(**settings)
 
 
