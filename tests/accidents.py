@@ -167,11 +167,14 @@ def kind_of(key: str) -> str:
     return re.sub(r"[0-9a-f]{8,}|\d+", "#", key)
 
 
-def check_changed_bytes(store: Store, scratch: Path, mode: str) -> None:
-    """Change any byte of any object; see `Accidents` for the arguments."""
+def check_changed_bytes(store: Store, scratch: Path, mode: str, sample: int = 40) -> None:
+    """Change any byte of any object; see `Accidents` for the arguments.
+
+    `sample` is the number of examples in `make test`.
+    """
     run = Accidents(store, scratch, mode)
 
-    @settings(max_examples=sample_or_all(40, 2_000))
+    @settings(max_examples=sample_or_all(sample, 2_000))
     @given(st.data(), st.sampled_from(sorted(run.objects)), st.integers(1, 255), st.booleans())
     def check(data: st.DataObject, key: str, bits: int, whole: bool) -> None:
         content = bytearray(run.objects[key])
@@ -181,11 +184,11 @@ def check_changed_bytes(store: Store, scratch: Path, mode: str) -> None:
     check()
 
 
-def check_lost_objects(store: Store, scratch: Path, mode: str) -> None:
+def check_lost_objects(store: Store, scratch: Path, mode: str, sample: int = 40) -> None:
     """Cut off, remove or exchange any object; see `Accidents` for the arguments."""
     run = Accidents(store, scratch, mode)
 
-    @settings(max_examples=sample_or_all(40, 1_000))
+    @settings(max_examples=sample_or_all(sample, 1_000))
     @given(st.data(), st.sampled_from(sorted(run.objects)), st.booleans())
     def check(data: st.DataObject, key: str, whole: bool) -> None:
         content = run.objects[key]

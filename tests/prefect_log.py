@@ -3,9 +3,13 @@
 import re
 
 EXPECTED = {
-    "(?s)Worker channel heartbeat persistence failed.*database is locked": (
-        "On SQLite, a heartbeat of the worker may collide with another writer on a busy machine. "
-        "The next heartbeat follows after 30 s, and the worker counts as offline only after 90 s."
+    "(?s)database is locked": (
+        "On SQLite, a writer may collide with another one on a busy machine. Clients send the "
+        "request again, and services repeat their work; the tests check the result."
+    ),
+    "(?s)Trigger._automation has been garbage collected": (
+        "Prefect refers weakly to an automation while it evaluates its triggers. The next "
+        "evaluation follows seconds later."
     ),
     "(?s)event_persister - .*NOT NULL constraint failed: events.occurred": (
         "After a restart of the server, the same events may arrive again. On SQLite, a batch whose "

@@ -11,4 +11,4 @@ pytestmark = pytest.mark.integration
 @pytest.mark.parametrize("mode", ["R3", "R2"])
 @pytest.mark.parametrize("check", [check_changed_bytes, check_lost_objects])
 def test_accidents_are_noticed(s3_uri, tmp_path, mode, check):
-    check(open_store(s3_uri), tmp_path, mode)
+    check(open_store(s3_uri), tmp_path, mode, sample=12)
