@@ -3,11 +3,18 @@
 import re
 
 EXPECTED = {
-    "(?s)database is locked": (
-        "On SQLite, a writer may collide with another one on a busy machine. Clients send the "
-        "request again, and services repeat their work; the tests check the result."
+    "(?s)Worker channel heartbeat persistence failed.*database is locked": (
+        "On SQLite, a heartbeat of the worker may collide with another writer on a busy machine. "
+        "The next heartbeat follows after 30 s, and the worker counts as offline only after 90 s."
     ),
-    "(?s)Trigger._automation has been garbage collected": (
+    "(?s)Encountered error during state validation.*database is locked": (
+        "On SQLite, a change of state may collide with a writer on a busy machine. The client "
+        "asks again, and the tests check the states."
+    ),
+    "(?s)Exception in ASGI application.*database is locked.*INSERT INTO worker ": (
+        "As for the worker's heartbeat, which arrives here as a request that the worker repeats."
+    ),
+    "(?s)evaluate_proactive_triggers.*Trigger._automation has been garbage collected": (
         "Prefect refers weakly to an automation while it evaluates its triggers. The next "
         "evaluation follows seconds later."
     ),
