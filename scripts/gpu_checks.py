@@ -26,10 +26,10 @@ _PACKAGES = (
     *("transformer-engine", "transformer-engine-torch"),
     *("transformer-engine-cu12", "transformer-engine-cu13"),
 )
-_WIDTHS = {"hidden_size": 2048, "num_experts": 128, "moe_intermediate_size": 768}
-"""The widths of Qwen3-30B-A3B."""
 _CUT = {
-    **_WIDTHS,
+    "hidden_size": 2048,
+    "num_experts": 128,
+    "moe_intermediate_size": 768,
     "num_experts_per_tok": 8,
     "num_hidden_layers": 2,
     "num_attention_heads": 32,
@@ -74,7 +74,9 @@ def transformer_engine(tiny: bool) -> Figures:
     layer = Linear(256, 256, params_dtype=torch.bfloat16).cuda()
     output = layer(torch.randn(64, 256, device="cuda", dtype=torch.bfloat16))
     output.float().sum().backward()
-    return {"output": "finite" if bool(output.isfinite().all()) else "not finite"}
+    if not bool(output.isfinite().all()):
+        raise UnexpectedError("the output of a linear layer is not finite")
+    return {"output": "finite"}
 
 
 def engine(tiny: bool) -> Figures:
@@ -109,7 +111,7 @@ def engine(tiny: bool) -> Figures:
                 Request(f"{version}-{i}", tuple(range(5, 25 + i)), i, False) for i in range(16)
             ]
             with closing(one.generate(asked, sampling)) as responses:
-                found = {made.request.id: one.read(made) for made in responses}
+                found = {done.request.id: one.read(done) for done in responses}
             generations = [found[request.id] for request in asked]
             of_version = assert_agrees(references[version % 2], asked, generations, 1.0)
             rows, ties = rows + of_version[0], ties + of_version[1]
@@ -123,7 +125,7 @@ def engine(tiny: bool) -> Figures:
 
 
 @contextmanager
-def _one_rank(**megatron: Any) -> Iterator[Any]:
+def _one_rank() -> Iterator[Any]:
     """Join a process group of one rank; yield its position in the layout."""
     from operators.training.megatron import parallel
     from pipeline.config.actor import Megatron
@@ -132,7 +134,7 @@ def _one_rank(**megatron: Any) -> Iterator[Any]:
         os.environ.setdefault(name, value)
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     os.environ.setdefault("MASTER_PORT", "29547")
-    position = parallel.start(Megatron(**megatron))
+    position = parallel.start(Megatron())
     try:
         yield position
     finally:
@@ -278,6 +280,15 @@ def loss(tiny: bool) -> Figures:
     return found
 
 
+def _rate(size: int, seconds: float) -> Figures:
+    gigabytes = size / 1e9
+    return {
+        "GB": round(gigabytes, 2),
+        "s": round(seconds, 2),
+        "GB/s": round(gigabytes / seconds, 2),
+    }
+
+
 def load(tiny: bool) -> Figures:
     """Measure how fast the engine loads two layers of Qwen3-30B-A3B."""
     import torch
@@ -298,11 +309,7 @@ def load(tiny: bool) -> Figures:
         one.load(folder, 1)
         seconds = time.perf_counter() - started
         one.close()
-    return {
-        "GB": round(size / 1e9, 2),
-        "s": round(seconds, 2),
-        "GB/s": round(size / seconds / 1e9, 2),
-    }
+    return _rate(size, seconds)
 
 
 def export(tiny: bool) -> Figures:
@@ -321,11 +328,7 @@ def export(tiny: bool) -> Figures:
         started = time.perf_counter()
         size = sum(len(part) for part in exporter.tensors(lambda _: None))
         seconds = time.perf_counter() - started
-    return {
-        "GB": round(size / 1e9, 2),
-        "s": round(seconds, 2),
-        "GB/s": round(size / seconds / 1e9, 2),
-    }
+    return _rate(size, seconds)
 
 
 @dataclass(frozen=True)
