@@ -18,8 +18,9 @@ from operators.training.megatron.head import output_weight
 from operators.training.megatron.schedules import Chunk, forward_pass
 from operators.training.passes.logprobs import logprobs_and_entropy
 from operators.training.rank import Rank
+from operators.training.replay.counts import Replay
 from operators.training.replay.hooks import Recorder, Replayer, Router, bound
-from operators.training.replay.replayed import Replay, ReplayedRows
+from operators.training.replay.replayed import ReplayedRows
 from pipeline.traces.format.types import Routes
 
 

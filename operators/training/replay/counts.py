@@ -5,16 +5,18 @@ in a micro-batch. `OfSample` explains the others.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from operators.training.batches.micro_batch import NATIVE, PADDING, REPLAYED, MicroBatch
 from operators.training.errors import ReplayError
-from operators.training.replay.hooks import DIFFERENT, FOREIGN, SAME
-from operators.training.replay.replayed import Replay
+from operators.training.replay.hooks import DIFFERENT, FOREIGN, SAME, Replayer
+from operators.training.replay.replayed import ReplayedRows
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -64,8 +66,30 @@ SampleCounts = dict[str, OfSample]
 """Counts, keyed by sample id."""
 
 
+@dataclass(frozen=True)
+class Replay:
+    """The replay of a pass; empty if the pass routes natively."""
+
+    rows: Sequence[ReplayedRows] = ()
+    """One item per micro-batch, created on first access."""
+    replayers: Mapping[int, Replayer] = field(default_factory=dict)
+    """A replayer for each MoE layer of this rank, keyed by the layer's index in the model."""
+
+    @cached_property
+    def misfits_LR(self) -> list[npt.NDArray[np.uint8]]:
+        """How each recorded set compares with the router's choice, for each micro-batch.
+
+        Read this after the pass: the first access copies the device's results in one go.
+        """
+        all_LX = torch.cat([rows.misfits_LR for rows in self.rows], dim=1).cpu().numpy()
+        ends = np.cumsum([rows.misfits_LR.shape[1] for rows in self.rows])[:-1]
+        return np.split(all_LX, ends, axis=1)
+
+
 def counts_of(replay: Replay) -> Counts:
-    """Return the counts of a finished pass, keyed by layer."""
+    """Return the counts of a finished pass, keyed by layer; {} if it replayed nothing."""
+    if not replay.replayers:
+        return {}
     differing_L = sum((misfits_LR != SAME).sum(axis=1) for misfits_LR in replay.misfits_LR)
     return {
         layer: LayerCounts(
@@ -74,9 +98,7 @@ def counts_of(replay: Replay) -> Counts:
             padding=int(replayer.rows[PADDING]),
             agreeing=int(replayer.rows[REPLAYED] - differing),
         )
-        for (layer, replayer), differing in zip(
-            replay.replayers.items(), np.atleast_1d(differing_L), strict=bool(replay.replayers)
-        )
+        for (layer, replayer), differing in zip(replay.replayers.items(), differing_L, strict=True)
     }
 
 
@@ -87,8 +109,10 @@ def sample_counts_of(replay: Replay, batches: Sequence[MicroBatch]) -> SampleCou
         replay: The pass's replay.
         batches: The pass's micro-batches.
     """
+    if not replay.replayers:
+        return {}
     found: SampleCounts = {}
-    for batch, misfits_LR in zip(batches, replay.misfits_LR, strict=bool(replay.replayers)):
+    for batch, misfits_LR in zip(batches, replay.misfits_LR, strict=True):
         replayed_R = batch.rows.kinds_R == REPLAYED
         parts_R = batch.rows.parts_R[replayed_R]
         blocks = [-(-place.positions // BLOCK) for place in batch.places]

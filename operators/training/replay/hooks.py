@@ -21,10 +21,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from operators.training.errors import ReplayError
+from operators.training.replay.replayed import ReplayedRows
 
 SAME, DIFFERENT, FOREIGN = 0, 1, 2
 """How a recorded set compares with the router's own choice. A FOREIGN set has less than half of its
@@ -121,15 +121,6 @@ class Recorder:
         self._cursors.finish(forward_only)
 
 
-class RecordedRows(Protocol):
-    """A micro-batch's recorded sets on the device; see ReplayedRows (replayed.py)."""
-
-    counts: npt.NDArray[np.int64]
-    replayed_R1: torch.Tensor
-    sets_LRK: torch.Tensor
-    misfits_LR: torch.Tensor
-
-
 class Replayer:
     """Imposes the recorded experts on one router.
 
@@ -138,7 +129,7 @@ class Replayer:
     """
 
     def __init__(
-        self, layer: int, place: int, experts: int, micro_batches: Sequence[RecordedRows]
+        self, layer: int, place: int, experts: int, micro_batches: Sequence[ReplayedRows]
     ) -> None:
         """Create the replayer for a pass.
 

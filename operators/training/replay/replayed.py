@@ -1,4 +1,4 @@
-"""The recorded sets of a micro-batch on the device, and the replayers of a pass.
+"""The recorded sets of a micro-batch on the device.
 
     laid out (CPU) ─► ReplayedRows: one upload per micro-batch ─► Replayer of each layer: row l
                                                                         │ misfits, on the device
@@ -11,9 +11,7 @@ Dimensions: L MoE layers of this rank, R rows that its routers see in a micro-ba
 token.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -23,7 +21,6 @@ import torch
 from operators.training.batches.micro_batch import REPLAYED
 from operators.training.batches.upload import uploaded
 from operators.training.errors import ReplayError
-from operators.training.replay.hooks import Replayer
 
 
 class ReplayedRows:
@@ -78,25 +75,3 @@ def _check_sets(
                 f"layer {layer}: a recorded row names an expert twice or is not ascending; check "
                 "the trace with `retrace traces verify`"
             )
-
-
-@dataclass(frozen=True)
-class Replay:
-    """The replay of a pass; empty if the pass routes natively."""
-
-    rows: Sequence[ReplayedRows] = ()
-    """One item per micro-batch, created on first access."""
-    replayers: Mapping[int, Replayer] = field(default_factory=dict)
-    """A replayer for each MoE layer of this rank, keyed by the layer's index in the model."""
-
-    @cached_property
-    def misfits_LR(self) -> list[npt.NDArray[np.uint8]]:
-        """How each recorded set compares with the router's choice, for each micro-batch.
-
-        Read this after the pass: the first access copies the device's results in one go.
-        """
-        if not self.replayers:
-            return []
-        all_LX = torch.cat([rows.misfits_LR for rows in self.rows], dim=1).cpu().numpy()
-        ends = np.cumsum([rows.misfits_LR.shape[1] for rows in self.rows])[:-1]
-        return np.split(all_LX, ends, axis=1)

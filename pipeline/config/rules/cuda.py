@@ -53,22 +53,6 @@ REPLACED = {
 }
 """Fields of TransformerConfig that have a fixed value on CPU, and their values."""
 
-CHOSEN: dict[str, Any] = {
-    # Without fusion, the tokens' outputs are added with atomics, so that a repeated pass differs in
-    # its last bits. The fused kernels of Transformer Engine add in a fixed order.
-    "moe_permute_fusion": True,
-    # One kernel in place of a rotation per sequence of the micro-batch.
-    "apply_rope_fusion": True,
-}
-"""Fields of TransformerConfig for which Retrace's default on GPUs differs from Megatron-core's.
-
-Fusing the accumulation of gradients (gradient_accumulation_fusion) stays off, because the output
-layer then needs Apex.
-"""
-_WITHOUT_LATENT = (
-    "apply_rope_fusion",
-)  # Megatron-core allows it for latent attention only with YaRN
-
 _OF_KERNELS = 32
 HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """The head sizes of vLLM's CPU attention; a test compares them with vLLM's list."""
@@ -88,11 +72,19 @@ _OFF = (None, False, "none")
 
 
 def chosen(latent: bool) -> dict[str, Any]:
-    """Return Retrace's defaults for TransformerConfig on GPUs.
+    """Return the fields of TransformerConfig whose default on GPUs differs from Megatron-core's.
 
-    `latent` is true for a model with multi-head latent attention (MLA).
+    Fusing the accumulation of gradients (gradient_accumulation_fusion) stays off, because the
+    output layer then needs Apex. `latent` is true for a model with multi-head latent attention.
     """
-    return {k: v for k, v in CHOSEN.items() if not (latent and k in _WITHOUT_LATENT)}
+    return {
+        # Without fusion, the tokens' outputs are added with atomics, so that a repeated pass
+        # differs in its last bits. Transformer Engine's fused kernels add in a fixed order.
+        "moe_permute_fusion": True,
+        # One kernel in place of a rotation per sequence of the micro-batch. For latent attention,
+        # Megatron-core allows it only with YaRN.
+        "apply_rope_fusion": not latent,
+    }
 
 
 def cuda_problems(actor: Actor) -> Iterator[str]:

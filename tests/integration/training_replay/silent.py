@@ -18,7 +18,7 @@ from operators.training.megatron import parallel
 from operators.training.passes import update
 from operators.training.passes.share import make_replay
 from operators.training.rank import make_rank
-from operators.training.replay.replayed import Replay
+from operators.training.replay.counts import Replay
 from operators.training.step import train_step
 from pipeline.store import open_store
 from pipeline.traces import open_manifest

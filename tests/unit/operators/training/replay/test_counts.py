@@ -9,8 +9,13 @@ import torch
 
 from operators.training.batches.micro_batch import REPLAYED, Contents, Slice, lay_out
 from operators.training.errors import ReplayError
-from operators.training.replay.counts import BLOCK, LayerCounts, check_passes, sample_counts_of
-from operators.training.replay.replayed import Replay
+from operators.training.replay.counts import (
+    BLOCK,
+    LayerCounts,
+    Replay,
+    check_passes,
+    sample_counts_of,
+)
 from operators.zigzag import Zigzag
 from tests.unit.operators.training.batches.test_layout import (
     GEOMETRY,
